@@ -51,8 +51,8 @@ TIMER_S = 0.001
 TICK_S = 1.0
 CLIENT_SWEEP_S = 5.0
 STREAMS_LIMIT = 1 << 16
-"""Client connections at a time unless the spec allows more: a slow stream takes some 11 kB, and the descriptor limit of a
-container is often a million."""
+"""Client connections at a time unless the spec names another number. A slow stream takes some 11 kB, and a container's
+limit of descriptors is often a million."""
 DESCRIPTORS_KEPT = 64
 """Descriptors reserved for files, probes and the event loop."""
 END_GRACE_S = 0.5
