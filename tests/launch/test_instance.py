@@ -414,10 +414,12 @@ def test_a_shortage_that_lasts_is_named_with_its_remedy(leftover: Leftover, monk
     identity, pids = leftover
     monkeypatch.setattr("launch.processes.SHORTAGE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(Path, "read_text", refuse_boot_id)
-    for end in (end_leftover, end_members):
-        with pytest.raises(ProcessesUnseen, match="Too many open files") as caught:
-            end(identity, 0.1)
-        assert "`ulimit -n`" in caught.value.remedy
+    with pytest.raises(ProcessesUnseen, match="Too many open files") as of_leftover:
+        end_leftover(identity)
+    with pytest.raises(ProcessesUnseen, match="Too many open files") as of_members:
+        end_members(identity, 0.1)
+    assert "`ulimit -n`" in of_leftover.value.remedy
+    assert "`ulimit -n`" in of_members.value.remedy
     assert sorted(running(pids.values())) == sorted(pids.values())
 
 
