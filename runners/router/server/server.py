@@ -28,7 +28,7 @@ from runners.router.policies.policy import Policy
 from runners.router.reporting import ignore_event
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
-from runners.router.server.pages import Pages
+from runners.router.server.pages import Pages, read_admin_token
 from runners.router.server.paths import ROUTED, ROUTED_TARGETS
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
@@ -140,7 +140,7 @@ class Server:
 
     async def start(self) -> RouterReady:
         """Add the instances, probe each once, and listen. Raises RouterError."""
-        spec, fleet = self._spec, self._fleet
+        spec, fleet, admin_token = self._spec, self._fleet, read_admin_token()
         self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver, self._report)
         fleet.on_recovered = transfers.recover_instance
         await fleet.add_instances()
@@ -169,7 +169,7 @@ class Server:
         self._traffic.notify_held(lambda: self._beat_within(BEAT_S))
         fleet.on_lost = self._traffic.lose_instance
         self._proxy = Proxy(self._traffic, fleet.pools)
-        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
+        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self, admin_token)
         pages: tuple[str, ...] = ()
         if spec.own_port is not None:
             self.own_url = await self._listen(spec.own_port)
