@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import logging
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_a_pick_of_a_hostile_session_is_explained_harmlessly(tmp_path: Path, cal
         shown = call(*arguments)
         assert "]52;c;" in shown
         assert not OBEYED.search(shown)
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_a_folder_whose_name_is_no_utf8_is_listed(json: bool, tmp_path: Path, tracon: Tracon) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/20260101-000000-\xff"))
+    folder.mkdir()
+    done = tracon("list", "--workspace", str(tmp_path), *(["--json"] if json else []))
+    assert done.returncode == 0, done.stderr
+    if json:
+        assert done.data()[0]["folder"] == str(folder)
+    else:
+        assert "20260101-000000-\ufffd" in done.stdout
 
 
 def test_the_names_in_an_archive_are_reported_harmlessly(tmp_path: Path, call: Call) -> None:
