@@ -216,7 +216,7 @@ class _XzReader(io.RawIOBase):
         try:
             return self._stream.decompress(packed, most)
         except lzma.LZMAError as error:
-            if "emory usage limit" not in str(error):
+            if "memory usage limit" not in str(error).lower():
                 raise
             rule = f"it takes more than {MAX_XZ_MEMORY_BYTES >> 20} MiB of memory to unpack"
             raise _BoundExceeded(rule) from error
