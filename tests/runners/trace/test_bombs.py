@@ -12,13 +12,19 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import runners.trace.formats.agentic
 import runners.trace.formats.bailian
+import runners.trace.formats.tracon
+import runners.trace.session_rules
 import runners.trace.source
+from runners.errors import RunnerError
+from runners.trace.formats import read_trace
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
+from runners.trace.session_rules import MAX_CHAINED_ID, Chain
 from runners.trace.source import MAX_NAME_CHARS, TraceError, open_documents, read_lines
 
 LINE = (
@@ -226,3 +232,49 @@ def test_what_is_behind_an_xz_stream_is_not_passed_over(behind: bytes, tmp_path:
     path.write_bytes(lzma.compress(b"1\n") + behind)
     with pytest.raises(TraceError, match="damaged or cut off"):
         count_lines(path)
+
+
+def write_sharing(path: Path, turns: int, hashes: int) -> Path:
+    """A trace of one session whose turns share all hashes of the first one but the last: a hundred bytes each."""
+    facts = '{"block_tokens":1,"tail_rule":"floor","hash_scope":"session","hashes_chained":false,"has_sessions":true}'
+    first = f'{{"arrival_s":0,"input_tokens":{hashes},"output_tokens":1,"hashes":{list(range(hashes))}}}'
+    others = [
+        f'{{"arrival_s":0,"input_tokens":{hashes - 1},"output_tokens":1,"hashes":[],"turn":{turn},'
+        f'"shared":[0,{hashes - 1}]}}'
+        for turn in range(1, turns)
+    ]
+    path.write_text(
+        f'{{"tracon_trace":1,"origin":"","facts":{facts}}}\n'
+        f'{{"session":"s","turns":[{",".join([first, *others])}]}}\n'
+        f'{{"end":{{"sessions":1,"requests":{turns}}}}}\n'
+    )
+    return path
+
+
+def test_what_the_turns_of_a_session_share_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sharing(tmp_path / "trace.jsonl", turns=20, hashes=100)
+    assert read_trace(path).requests == 20
+    for module in (runners.trace.session_rules, runners.trace.formats.tracon):
+        monkeypatch.setattr(module, "MAX_SESSION_HASHES", 1_000)
+    with pytest.raises(TraceError, match="more than 1000 hashes over its turns") as caught:
+        read_trace(path)
+    assert caught.value.line == 2
+
+
+def test_a_trace_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sharing(tmp_path / "trace.jsonl", turns=20, hashes=100)
+    monkeypatch.setattr(runners.trace.formats, "MAX_HASHES", 1_000)
+    with pytest.raises(RunnerError, match="more than 1000 block hashes") as caught:
+        read_trace(path)
+    assert "sample" in caught.value.remedy
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_one_high_hash_takes_no_table_of_all_below_it() -> None:
+    before, chain = resident_bytes(), Chain()
+    assert chain.find_fault(np.array([MAX_CHAINED_ID - 1])) == ""
+    assert resident_bytes() - before < 50 << 20
+    assert "comes twice" in chain.find_fault(np.array([5, 6, 5]))
