@@ -28,6 +28,7 @@ from console.screens.base import ConsoleScreen
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
 from console.themes import DAY, NIGHT
+from results.records.visible import visible
 from results.report.visible_console import VisibleConsole
 
 
@@ -96,6 +97,12 @@ class TraconApp(Host):
     ) -> None:
         """As Textual's, but nothing is read as markup: an error's text could name an action to be clicked."""
         super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """As Textual's, without control characters: in a session's id they could end a terminal's paste mode, and what
+        follows would run when it is pasted.
+        """
+        super().copy_to_clipboard(visible(text))
 
     def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
         """The screen as SVG, with spaces that every viewer keeps."""

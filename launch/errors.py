@@ -19,3 +19,7 @@ class InstallFailed(LaunchError):
 
 class PatchFailed(LaunchError):
     """The patches could not be applied to, or removed from, an engine environment."""
+
+
+class HostObstacle(LaunchError):
+    """What every further engine on this host would meet: it says nothing about the config, and a run cannot go on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +28,10 @@ from launch.death import (
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
 from launch.gpu_memory import Holder, measure_held, wait_for_release
+from launch.guard import SHORTAGES
 from launch.guard_link import GuardLink, first_of
 from launch.ports import PortTaken, holders
-from launch.processes import end_members, members
+from launch.processes import ProcessesUnseen, end_members, members, wait_to_see
 from results.records.events import EngineDeath
 from state.process_identity import ProcessIdentity, is_alive, is_verifiable
 
@@ -120,8 +122,16 @@ class Instance:
         return self._link.exited.result() if self._link.exited.done() else None
 
     def alive(self) -> bool:
-        """Whether the very process that was started still runs."""
-        return not self._link.exited.done() and not self._link.gone.done() and is_alive(self.identity)
+        """Whether the very process that was started still runs. Its guard reports its end, so one that cannot be looked
+        at for want of descriptors or memory does."""
+        if self._link.exited.done() or self._link.gone.done():
+            return False
+        try:
+            return is_alive(self.identity)
+        except OSError as error:
+            if error.errno not in SHORTAGES:
+                raise
+            return True
 
     async def wait_ready(self, timeout_s: float) -> float:
         """Wait until it serves its model; seconds since the start.
@@ -147,7 +157,7 @@ class Instance:
         """TERM, KILL after `grace_s`, verify that all of it is gone, then wait for the memory of its GPUs.
 
         Returns what is known of that memory; a further call returns the same. Raises StillThere where a process
-        survives KILL.
+        survives KILL, and ProcessesUnseen where descriptors or memory are short for long.
         """
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(grace_s, release_wait_s))
@@ -215,7 +225,8 @@ class Instance:
     async def _end_when_unguarded(self) -> None:
         """End from here what a guard that was killed has left."""
         if await asyncio.shield(self._link.gone) is None:
-            await asyncio.to_thread(end_members, self.identity, 0.0)
+            with contextlib.suppress(ProcessesUnseen):  # `stop` looks again
+                await asyncio.to_thread(end_members, self.identity, 0.0)
 
     async def _explain_crash(self) -> CrashedAtStart:
         await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last lines are in the log
@@ -292,10 +303,10 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
 def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
     """End what a dead run process left of an engine; returns whether it is certain that nothing of it is left.
 
-    Blocks for some seconds, and for longer while descriptors or memory are short. Raises StillThere, and OSError where
-    the shortage lasts.
+    Blocks for some seconds, and for longer while descriptors or memory are short. Raises StillThere, and where the
+    shortage lasts ProcessesUnseen.
     """
-    if not is_verifiable(identity):
+    if not wait_to_see(lambda: is_verifiable(identity), identity.pid):
         return False
     left = end_members(identity, grace_s)
     if left:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import base64
-import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -26,6 +25,7 @@ from pathlib import Path
 from launch.environment import Engine, inspect_python
 from launch.errors import PatchFailed
 from launch.patch_users import UNKNOWN, list_users
+from results.records.errors import SHORTAGE_REMEDIES
 
 PACKAGE = "tracon_patches"
 _DIGEST_FILE = "DIGEST"
@@ -309,7 +309,7 @@ def _hold_for_writing(packages: Path) -> Iterator[None]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT)
+        remedy = SHORTAGE_REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT)
         raise PatchFailed(f"cannot change {packages}: {error.strerror or error}", remedy=remedy) from error
 
 
@@ -321,7 +321,7 @@ def _open_shared_lock(folder: Path) -> int:
     except OSError as error:
         raise PatchFailed(
             f"cannot mark the patches below {folder} as used: {error.strerror or error}",
-            remedy=_REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT),
+            remedy=SHORTAGE_REMEDIES.get(error.errno or 0, _OWN_ENVIRONMENT),
         ) from error
     return descriptor
 
@@ -381,10 +381,6 @@ NOT_WRITABLE = "left in place: another user owns this environment, and applied t
 _OWN_ENVIRONMENT = (
     "run as the user who owns that environment, or build your own with `tracon engine install` and omit --engine-python"
 )
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
-}
 
 
 def _add_reason(patches: PatchStatus, done: str) -> PatchStatus:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import psutil
 
-from launch.errors import LaunchError
+from launch.errors import HostObstacle
 
 LOOPBACK = "127.0.0.1"
 SEARCHED = 2000
 """How many ports above the base are tried."""
 
 
-class PortTaken(LaunchError):
+class PortTaken(HostObstacle):
     """Another server listens on a port that an engine needs."""
 
 

@@ -17,9 +17,8 @@ from pathlib import Path
 import httpx
 
 from launch.dummy_bootstrap import DummyBootstrap
-from launch.errors import LaunchError
+from launch.errors import HostObstacle, LaunchError
 from launch.instance import Served, http_client
-from launch.ports import PortTaken
 from launch.preflight_checks import (
     Counterpart,
     Gate,
@@ -55,7 +54,7 @@ async def verify(
     """Run every gate of `config` on a ready instance, one launched for pre-flight; each step goes to `log`, timed.
 
     `counterpart` launches a second engine for proofs that need one; None where none fits beside the first. Raises
-    PortTaken where another process listens on one of its ports.
+    HostObstacle where another process listens on one of its ports, or its end cannot be seen.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:
@@ -112,7 +111,7 @@ async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> Pr
         passed, detail = True, await gate(subject)
     except GateFailed as error:
         passed, detail = False, str(error)
-    except PortTaken:  # it says nothing about the config
+    except HostObstacle:
         raise
     except LaunchError as error:
         passed, detail = False, f"{error} {error.remedy}"

@@ -6,15 +6,27 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 import psutil
 
+from launch.errors import HostObstacle
 from launch.guard import SHORTAGES, send_signal
+from results.records.errors import SHORTAGE_REMEDIES
 from state.process_identity import ProcessIdentity, boot_id, is_alive
 
 KILL_TIMEOUT_S = 5.0
 SHORTAGE_TIMEOUT_S = 60.0
-"""How long `end_members` waits for descriptors or memory, without which it sees no process."""
+"""How long `wait_to_see` waits for descriptors or memory, without which no process can be seen."""
+
+_Seen = TypeVar("_Seen")
+
+
+class ProcessesUnseen(HostObstacle):
+    """Descriptors or memory were short for too long: whether an engine has ended cannot be seen."""
+
+    exit_code = 1
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
@@ -43,7 +55,7 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     """TERM to the process, KILL to all of `members` after `grace_s`; returns who is left.
 
     Blocks for up to grace_s + KILL_TIMEOUT_S, and longer while descriptors or memory are short. Only a hung kernel
-    leaves any. Raises OSError where the shortage lasts.
+    leaves any. Raises ProcessesUnseen where the shortage lasts.
     """
     known = _list_known(identity, frozenset())
     if identity.pid in known:
@@ -61,16 +73,33 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     return tuple(sorted(known))
 
 
-def _list_known(identity: ProcessIdentity, known: frozenset[int]) -> frozenset[int]:
-    """`members`, and what is left of `known`. Waits for up to SHORTAGE_TIMEOUT_S while it cannot look."""
+def wait_to_see(look: Callable[[], _Seen], pid: int) -> _Seen:
+    """What `look` returns of an engine whose main process is, or was, `pid`.
+
+    Waits for up to SHORTAGE_TIMEOUT_S while descriptors or memory are short, and then raises ProcessesUnseen.
+    """
     until = time.monotonic() + SHORTAGE_TIMEOUT_S
     while True:
         try:
-            return frozenset(pid for pid in known if not _is_zombie(pid)) | frozenset(members(identity))
+            return look()
         except OSError as error:
-            if error.errno not in SHORTAGES or time.monotonic() > until:
+            if error.errno not in SHORTAGES:
                 raise
+            if time.monotonic() > until:
+                raise ProcessesUnseen(
+                    f"whether all of the engine whose process was {pid} has ended cannot be seen: {error}",
+                    remedy=SHORTAGE_REMEDIES.get(error.errno or 0, ""),
+                ) from error
             time.sleep(0.05)
+
+
+def _list_known(identity: ProcessIdentity, known: frozenset[int]) -> frozenset[int]:
+    """`members`, and what is left of `known`. Waits as `wait_to_see`."""
+
+    def look() -> frozenset[int]:
+        return frozenset(pid for pid in known if not _is_zombie(pid)) | frozenset(members(identity))
+
+    return wait_to_see(look, identity.pid)
 
 
 def _is_zombie(pid: int) -> bool:

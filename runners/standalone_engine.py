@@ -25,6 +25,7 @@ from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.patching import PatchUse
 from launch.profile import Profile, load_config, load_profile
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import ConfigLayout, write_atomic
 from results.records.visible import visible
 from runners.errors import RunnerError
@@ -260,10 +261,15 @@ def _folder(workspace: Path | None, name: str) -> Path:
 
 
 def _read_engine(folder: Path) -> StandaloneEngine | None:
+    """None where there is none. Raises RunnerError where its row is damaged."""
+    path = folder / "engine.json"
     try:
-        return msgspec.json.decode((folder / "engine.json").read_bytes(), type=StandaloneEngine)
+        return msgspec.json.decode(path.read_bytes(), type=StandaloneEngine)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except DAMAGED_JSON as error:
+        remedy = "end the engine if it still runs (`pgrep -f 'engine hold'`), then remove that folder"
+        raise RunnerError(f"{path} is damaged: {error}", remedy=remedy) from error
 
 
 def _write_engine(folder: Path, row: StandaloneEngine) -> None:

@@ -119,8 +119,11 @@ def begin_log(connection: sqlite3.Connection) -> None:
 def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     """Bring the file to today's schema, or refuse one that a newer Tracon wrote.
 
-    Raises StoreUnusable for a file of a newer schema, of an older one that may only be read, or that holds no run.
+    Raises StoreUnusable for a file of a newer schema, of an older one that may only be read, and for one that holds no
+    run or that another program has changed.
     """
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
+        raise _not_ours(path)  # reading a view may run for ever, and a trigger may delete what is written
     version = _read_version(connection, path)
     if version > len(MIGRATIONS):
         remedy = "use the Tracon that wrote it, or a newer one"
@@ -147,8 +150,7 @@ def _read_version(connection: sqlite3.Connection, path: Path) -> int:
     except (sqlite3.OperationalError, TypeError, ValueError) as error:
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise
-        message = f"{path} is no state file of Tracon"
-        raise StoreUnusable(message, remedy="name the folder of a run; `tracon list` shows them") from error
+        raise _not_ours(path) from error
 
 
 def _migrate_schema(connection: sqlite3.Connection, version: int) -> None:
@@ -156,3 +158,9 @@ def _migrate_schema(connection: sqlite3.Connection, version: int) -> None:
         for statement in step:
             connection.execute(statement)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(len(MIGRATIONS)),))
+
+
+def _not_ours(path: Path) -> StoreUnusable:
+    return StoreUnusable(
+        f"{path} is no state file of Tracon", remedy="name the folder of a run; `tracon list` shows them"
+    )

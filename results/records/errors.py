@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -31,3 +34,11 @@ class ArtifactError(ResultsError):
 
 DAMAGED_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for JSON that is cut or wrong, has bytes that are no UTF-8, or is nested too deeply."""
+
+SHORTAGE_REMEDIES: Mapping[int, str] = {
+    errno.EMFILE: "raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the limit of open files of this host (`sysctl fs.file-max`)",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),
+    errno.ENOMEM: "free memory, or raise its limit (`ulimit -v`)",
+}
+"""What to do where the host or this process has no more of something, by the errno of the OSError."""

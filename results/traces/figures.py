@@ -165,7 +165,7 @@ def _draw_skew(figure: Figure) -> Drawing:
     axes.set_ylim(0, 105)
     axes.set_xlabel("sessions with the most input tokens (% of all, logarithmic)")
     axes.set_ylabel("share of all input tokens (%)")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     half = max(50.0, float(at.min()))  # not the end of the line, which is the curve's too
     label_lines(axes, [Named(half, half, "all sessions alike", _EVEN)])
     return drawing
@@ -194,7 +194,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     name_bars(axes, deployments)
     axes.margins(x=0.12)
     axes.set_xlabel("requests decoding at the same time")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     return drawing
 
 

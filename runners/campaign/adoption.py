@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable
 from time import monotonic
 
+from results.records.errors import SHORTAGE_REMEDIES
 from results.records.layout import NO_FILE
 from results.records.plan import CellPlan
 from runners.campaign.experiment import CellOutcome
@@ -18,10 +18,7 @@ log = logging.getLogger("tracon.campaign")
 UNREAD_WAIT_S, UNREAD_STEP_S = 5.0, 0.5
 """A shortage may pass: the artifacts are read again for that long before the run is interrupted."""
 NO_THREAD = "can't start new thread"
-_REMEDIES = {
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (`ulimit -n`)"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on that disk"),
-}
+UNREADABLE = "make the file readable, or remove it to have the cell measured again"
 
 
 class ArtifactsUnread(RunnerError):
@@ -62,7 +59,7 @@ async def _adopt_once(adopt: Callable[[CellPlan], CellOutcome | None], cell: Cel
 def _explain_error(cell: CellPlan, error: Exception) -> ArtifactsUnread:
     remedy = "raise the limits of memory and threads (`ulimit -a`)"
     if isinstance(error, OSError):
-        remedy = _REMEDIES.get(error.errno or 0, "make the file readable, or remove it to have the cell measured again")
+        remedy = SHORTAGE_REMEDIES.get(error.errno or 0, UNREADABLE)
     why = str(error) or type(error).__name__
     return ArtifactsUnread(
         f"whether the artifacts of cell {cell.cell} are complete cannot be read: {why}",

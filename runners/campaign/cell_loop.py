@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 
 from launch.death import describe_exit_name, was_ended
-from launch.errors import LaunchError
+from launch.errors import HostObstacle, LaunchError
 from launch.instance import CrashedAtStart, end_leftover
-from launch.ports import PortTaken
+from results.records.errors import SHORTAGE_REMEDIES
 from results.records.events import (
     SIMULATED,
     AttemptState,
@@ -249,7 +249,7 @@ class CellLoop:
             except ArtifactsUnread as unread:
                 log.error("cell %s: %s", plan.cell, reason)  # the journal has what is in the way now
                 obstacle = unread
-        named = isinstance(obstacle, PortTaken | ArtifactsUnread)
+        named = isinstance(obstacle, HostObstacle | ArtifactsUnread)
         reason = f"interrupted: {obstacle}" if named else CUT_BY_DISK
         self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, reason))
         raise obstacle
@@ -261,7 +261,7 @@ class CellLoop:
             return bool(again), again or _join_remedy(error)
         # one cell's error must not end the run for the other cells; run.log has the traceback
         log.error("cell %s", plan.cell, exc_info=error)
-        return False, f"{type(error).__name__}: {error}"
+        return False, f"{type(error).__name__}: {_join_remedy(error)}"
 
     def _is_disk_full(self) -> bool:
         try:
@@ -370,11 +370,11 @@ class CellLoop:
 
 
 def _find_obstacle(error: Exception) -> Exception | None:
-    """A full disk, another process on a port of the engines, or artifacts that cannot be read."""
+    """A full disk, a taken port of the engines, or no way to see the engines' processes or the cell's artifacts."""
     is_disk_full = isinstance(error, StateDiskFull) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
     if is_disk_full or isinstance(error, ArtifactsUnread):
         return error
-    return next((one for one in (error, error.__cause__) if isinstance(one, PortTaken)), None)
+    return next((one for one in (error, error.__cause__) if isinstance(one, HostObstacle)), None)
 
 
 def _was_cut(cell: CellView) -> bool:
@@ -399,6 +399,7 @@ def _find_process(instance: InstanceView) -> ProcessIdentity | None:
 
 def _join_remedy(error: BaseException) -> str:
     """An error and its remedy as one paragraph."""
-    remedy = getattr(error, "remedy", "")
+    shortage = error.errno if isinstance(error, OSError) else None
+    remedy = getattr(error, "remedy", "") or SHORTAGE_REMEDIES.get(shortage or 0, "")
     text = str(error) or type(error).__name__
     return f"{text.rstrip('.')}. {remedy}" if remedy else text

@@ -14,7 +14,7 @@ import msgspec
 from launch.command import LaunchSpec, build_launch, unwritable, write_launch
 from launch.death import describe_death, describe_stall, explain_death
 from launch.environment import Engine, capture
-from launch.errors import LaunchError
+from launch.errors import HostObstacle, LaunchError
 from launch.instance import EngineDied, Instance
 from launch.local import LocalBackend
 from launch.ports import PortTaken
@@ -205,12 +205,17 @@ class Launcher:
 
 
 async def retry_start(start: Callable[[], Awaitable[_Started]]) -> _Started:
-    """What `start` returns, after LAUNCH_TRIES tries at most. Raises the LaunchError of the last one."""
+    """What `start` returns, after LAUNCH_TRIES tries at most. Raises the LaunchError of the last one.
+
+    It is not repeated while what the first try left cannot be seen: two engines would share the host.
+    """
     for _ in range(LAUNCH_TRIES - 1):
         try:
             return await start()
         except PortTaken:  # perhaps by something that is about to end
             await asyncio.sleep(PORT_WAIT_S)
+        except HostObstacle:
+            raise
         except LaunchError:
             pass
     return await start()

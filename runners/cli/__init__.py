@@ -8,17 +8,34 @@ import platform
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from results.records.errors import SHORTAGE_REMEDIES
 from results.records.visible import visible
 from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
 from runners.cli.terminal import fail, make_logs_visible, use_color
 from runners.errors import RunnerError
 
+
+class Commands(TyperGroup):
+    """Quotes a wrong argument harmlessly: a shell may have put in the name of a file."""
+
+    def invoke(self, ctx: Any) -> object:  # noqa: ANN401  (typer has no public name for this class)
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            usage: Any = error
+            if isinstance(getattr(usage, "message", None), str):
+                usage.message = visible(usage.message)
+            raise
+
+
 app = typer.Typer(
     name="tracon",
+    cls=Commands,
     no_args_is_help=False,
     invoke_without_command=True,
     pretty_exceptions_enable=False,
@@ -37,6 +54,7 @@ trace.add_to(app)
 
 _OTHER_FOLDER = "name a folder that this user can write: --workspace for runs, TRACON_HOME for engines and models"
 REMEDIES = {
+    **SHORTAGE_REMEDIES,
     errno.ENOSPC: "free some room on that disk, or name another folder: --workspace for runs, TRACON_HOME for engines",
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST), _OTHER_FOLDER),
 }

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import psutil
 from rich.live import Live
 
@@ -55,7 +54,7 @@ def _print_events(new: list[Recorded], lines: list[FeedLine], view: RunView) -> 
             "kind": recorded.event.kind,
             "event": recorded.event,
         }
-        terminal.print_json_line(msgspec.json.encode(line))
+        terminal.print_json_line(terminal.encode_json(line))
 
 
 class _FeedLines:

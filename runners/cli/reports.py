@@ -10,6 +10,7 @@ import typer
 import runners.cli.terminal as terminal
 from runners.cli.folders import artifacts_of, compared_folder
 from runners.cli.options import ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
+from runners.errors import RunnerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -90,6 +91,7 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
     """The run's numbers as data; analyzes the run first if `again` or if a document is missing."""
     import msgspec
 
+    from results.records.errors import DAMAGED_JSON
     from results.records.layout import RunLayout
     from results.registry import results_of
 
@@ -97,7 +99,13 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
     files = results.documents(RunLayout(folder))
     if again or not all(path.exists() for path in files.values()):
         results.write(folder)
-    documents = {name: msgspec.json.decode(path.read_bytes()) for name, path in files.items()}
+    documents: dict[str, Any] = {}
+    for name, path in files.items():
+        try:
+            documents[name] = msgspec.json.decode(path.read_bytes())
+        except DAMAGED_JSON as error:
+            remedy = f"`tracon report {folder.name} --again` writes it again"
+            raise RunnerError(f"{path} is damaged: {error}", remedy=remedy) from error
     return {"run": folder.name} | documents | {name: up(documents[name]) for name, up in results.upgrades.items()}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 import runners.cli.terminal as terminal
+from results.records.visible import visible
 from runners.campaign.experiment import RunOptions
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
@@ -437,7 +438,7 @@ def accompany_run(
         if json:
             terminal.print_json({"run": folder.name, "folder": str(folder), "pid": worker_pid})
         else:
-            print(folder.name)
+            print(visible(folder.name))
         raise typer.Exit(ExitCode.DONE)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if console and sys.stdin.isatty() and sys.stdout.isatty():

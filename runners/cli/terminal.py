@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -77,9 +78,17 @@ def step_progress() -> Iterator[Callable[[int, int, str], None]]:
         yield lambda step, of, text: status.update(f"[{step}/{of}] {text}".replace("[", r"\["))
 
 
+def encode_json(value: object) -> bytes:
+    """As JSON. Bytes of a file's name that are no UTF-8 become lone surrogates, which msgspec refuses to encode."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    print_json_line(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    print_json_line(msgspec.json.format(encode_json(value), indent=2))
 
 
 def print_json_line(json: bytes) -> None:

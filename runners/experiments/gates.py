@@ -7,12 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from launch.errors import LaunchError
+from launch.errors import HostObstacle, LaunchError
 from launch.gpu_checks import read_gpus
 from launch.gpu_choice import choose_gpus
 from launch.gpu_devices import VISIBLE, second_devices
 from launch.gpu_fit import estimate_engine_bytes
-from launch.ports import PortTaken
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
 from launch.profile import Profile
@@ -39,7 +38,7 @@ SHARED_REQUESTS = 64
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:
     """Raises CellFailed with the reason where the config does not work, and CellSkipped where two engines that its
-    proof needs do not fit on this host; its later cells are then skipped. Raises PortTaken and decides nothing."""
+    proof needs do not fit on this host; its later cells are skipped. Raises HostObstacle, which decides nothing."""
     assert cell.config is not None
     log = context.layout.preflight_log(cell.config)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +51,7 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ce
     except CellSkipped as skipped:
         _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(skipped)))
         raise
-    except PortTaken:  # it says nothing about the config, and interrupts the run
+    except HostObstacle:
         raise
     except LaunchError as error:
         _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(error)))

@@ -73,14 +73,14 @@ class Health:
     def note_failure(self, instance: str, failure: Failure, *, begun: bool = False) -> None:
         """A request failed; `begun`: after the first byte of its response.
 
-        A probe follows at once, so that one request is enough to detect a dead process. A 429 is no failure: the
-        instance is full.
+        A probe follows at once, so that one request is enough to detect a dead process. Two are no failure of the
+        instance: a 429, because it is full, and a want of this machine (`own`).
         """
-        if failure.kind == "refused" and failure.status == 429:
+        if failure.kind == "own" or (failure.kind == "refused" and failure.status == 429):
             self.release_trial(instance)
             return
         breaker = self._breakers.get(instance)
-        if breaker is None or failure.kind == "own":
+        if breaker is None:
             return
         now_s = self._driver.now_s()
         self._set_breaker(instance, breaker.note_failure(now_s, failure.text, dead=failure.dead, begun=begun))

@@ -140,7 +140,7 @@ class Limits:
     held_bytes: int = 1 << 30
     """All request bodies held at a time: arriving, waiting and in flight."""
     streams: int = 0
-    """Client connections at a time; 0 = as many as the descriptor limit allows, at two each."""
+    """Client connections at a time, as far as the descriptor limit allows them, at two each; 0 = 65,536."""
     peer_streams: int = 0
     """Client connections at a time from one remote address; 0 = half of `streams`."""
 

@@ -21,6 +21,7 @@ import msgspec
 from results.measures.summary import percentile_name
 from results.records.count import format_count
 from results.records.engine_gates import EngineGate, EngineGates
+from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.records.run_folder import run_facts
 from results.records.turns import RoutingCell
@@ -137,7 +138,11 @@ class _Plan(msgspec.Struct):
 
 
 def _read_inputs(run: Path) -> _Inputs:
-    return msgspec.json.decode(RunLayout(run).plan.read_bytes(), type=_Plan).inputs
+    path = RunLayout(run).plan
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Plan).inputs
+    except DAMAGED_JSON as error:
+        raise RunnerError(f"{path} is damaged: {error}", remedy="leave that run out") from error
 
 
 def _require_one_model(simulated: Sequence[Path]) -> object:

@@ -13,7 +13,10 @@ from runners.trace.session import Session, TraceFacts, Turn
 MAX_HASH = (1 << 63) - 1
 MAX_CHAINED_ID = 1 << 27
 """Larger ids are not checked for chaining; the table takes 4 bytes per id."""
-_UNSEEN = -2
+_UNSEEN, _SHIFT = 0, 2
+"""In the table of predecessors, which stores each id plus _SHIFT: zeros take no memory before they are written."""
+MAX_SESSION_HASHES = 1 << 26
+"""Over all turns of a session: half a GiB. Turns that share hashes take few bytes in a file."""
 START = -1
 """Predecessor of a prompt's first hash."""
 
@@ -38,6 +41,8 @@ def session_fault(facts: TraceFacts, session: Session) -> str:
         return "a session has no name"
     if not session.turns:
         return f"session {session.session} has no turns"
+    if sum(len(turn.hashes) for turn in session.turns) > MAX_SESSION_HASHES:
+        return f"session {session.session} has more than {MAX_SESSION_HASHES} hashes over its turns"
     numbers: defaultdict[str, int] = defaultdict(int)
     before_s = session.turns[0].arrival_s
     for index, turn in enumerate(session.turns):
@@ -82,7 +87,7 @@ class Chain:
     predecessor, and no id occurs twice in a prompt. For ids numbered from 0 or 1 without large gaps."""
 
     def __init__(self) -> None:
-        self._before = np.full(1024, _UNSEEN, dtype=np.int32)
+        self._before = np.zeros(1024, dtype=np.int32)
 
     def find_fault(self, hashes: NDArray[np.int64], ahead: int = START) -> str:
         """How this prompt contradicts the prompts before it. Ids from MAX_CHAINED_ID on are not checked.
@@ -95,17 +100,17 @@ class Chain:
         if top >= MAX_CHAINED_ID:
             return ""
         if top >= self._before.size:
-            grown = np.full(min(max(top + 1, 2 * self._before.size), MAX_CHAINED_ID), _UNSEEN, dtype=np.int32)
+            grown = np.zeros(min(max(top + 1, 2 * self._before.size), MAX_CHAINED_ID), dtype=np.int32)
             grown[: self._before.size] = self._before
             self._before = grown
-        before = np.concatenate((np.array([ahead]), hashes[:-1])).astype(np.int32)
+        before = np.concatenate((np.array([ahead]), hashes[:-1])).astype(np.int32) + np.int32(_SHIFT)
         known = self._before[hashes]
         wrong = np.flatnonzero((known != _UNSEEN) & (known != before))
         if wrong.size:
             index = int(wrong[0])
             return (
-                f"hash {int(hashes[index])} follows {_name_hash(int(before[index]))} here and "
-                f"{_name_hash(int(known[index]))} before: a hash stands for its block and all before it"
+                f"hash {int(hashes[index])} follows {_name_hash(int(before[index]) - _SHIFT)} here and "
+                f"{_name_hash(int(known[index]) - _SHIFT)} before: a hash stands for its block and all before it"
             )
         self._before[hashes] = before
         twice = np.flatnonzero(self._before[hashes] != before)

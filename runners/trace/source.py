@@ -37,6 +37,8 @@ MAX_UNPACKED_BYTES = 64 << 30
 MAX_RATIO = 1_000
 """Unpacked over packed bytes, from RATIO_FROM_BYTES on. By our estimate long shared prompts reach 200 in .xz."""
 RATIO_FROM_BYTES = 1 << 30
+MAX_XZ_MEMORY_BYTES = 256 << 20
+"""What one .xz file may take to unpack: four times as much as the files of `xz -9` take."""
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -167,10 +169,67 @@ class _Watched(io.FileIO):
         return count
 
 
+class _XzReader(io.RawIOBase):
+    """What an .xz file unpacks to, one stream after the other.
+
+    `lzma.LZMAFile` would take the memory that a file asks for, up to 4 GiB for its dictionary.
+    """
+
+    def __init__(self, packed: io.BufferedIOBase) -> None:
+        self._packed = packed
+        self._stream = _open_xz_stream()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        piece = self._read_piece(len(view))
+        view[: len(piece)] = piece
+        return len(piece)
+
+    def _read_piece(self, most: int) -> bytes:
+        """The next bytes, at most `most`; empty at the end."""
+        while True:
+            packed = b""
+            if self._stream.eof:
+                packed = self._find_next_stream()
+                if not packed:
+                    return b""
+                self._stream = _open_xz_stream()
+            elif self._stream.needs_input:
+                packed = self._packed.read1()
+                if not packed:
+                    raise EOFError("the file ends within its data")
+            piece = self._unpack(packed, most)
+            if piece:
+                return piece
+
+    def _find_next_stream(self) -> bytes:
+        """The bytes behind a stream and its padding of zeros; empty at the end of the file."""
+        packed = self._stream.unused_data.lstrip(b"\0")
+        while not packed and (read := self._packed.read1()):
+            packed = read.lstrip(b"\0")
+        return packed
+
+    def _unpack(self, packed: bytes, most: int) -> bytes:
+        try:
+            return self._stream.decompress(packed, most)
+        except lzma.LZMAError as error:
+            if "memory usage limit" not in str(error).lower():
+                raise
+            rule = f"it takes more than {MAX_XZ_MEMORY_BYTES >> 20} MiB of memory to unpack"
+            raise _BoundExceeded(rule) from error
+
+
+def _open_xz_stream() -> lzma.LZMADecompressor:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_XZ_MEMORY_BYTES)
+
+
 class _Unpacked(io.RawIOBase):
     """What a packed file unpacks to, as far as that stays within the bounds."""
 
-    def __init__(self, unpacker: io.BufferedIOBase, packed: io.FileIO) -> None:
+    def __init__(self, unpacker: gzip.GzipFile | _XzReader, packed: io.FileIO) -> None:
         self._unpacker = unpacker
         self._packed = packed
         self._position = 0
@@ -179,13 +238,10 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
+        """For `io.BufferedReader`, which seeks back within its buffer and never calls `seek`."""
         return True
 
     def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        self._position = self._unpacker.seek(offset, whence)
         return self._position
 
     def readinto(self, buffer: object, /) -> int:
@@ -209,7 +265,7 @@ def _open_unpacked(raw: io.FileIO) -> BinaryIO:
     if magic.startswith(_GZIP):
         return io.BufferedReader(_Unpacked(gzip.GzipFile(fileobj=packed), raw), 1 << 18)
     if magic == _XZ:
-        return io.BufferedReader(_Unpacked(lzma.LZMAFile(packed), raw), 1 << 18)
+        return io.BufferedReader(_Unpacked(_XzReader(packed), raw), 1 << 18)
     return packed
 
 

@@ -49,6 +49,13 @@ async def test_a_notification_is_shown_as_it_is(tmp_path: Path) -> None:
         assert not OBEYED.search(html.unescape(pilot.app.export_screenshot()))
 
 
+async def test_what_is_copied_does_nothing_when_it_is_pasted(tmp_path: Path) -> None:
+    async with watching(write_poisoned(tmp_path, "middle")) as pilot:
+        pilot.app.copy_to_clipboard(f"tracon why run 'a{POISON}\x1b[201~\ud800\nb'")
+        assert not OBEYED.search(pilot.app.clipboard)
+        assert pilot.app.clipboard.endswith("\nb'")
+
+
 def test_what_a_crash_prints_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     app = TraconApp(Options())
     app.error_console.print(Text(f"ValueError: {POISON}"))

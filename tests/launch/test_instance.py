@@ -23,7 +23,7 @@ from launch.errors import LaunchError
 from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
-from launch.processes import end_members, members
+from launch.processes import ProcessesUnseen, end_members, members
 from state.process_identity import ProcessIdentity, identify, is_alive
 from tests.launch.engines import ENGINE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
@@ -284,24 +284,51 @@ async def test_leaving_the_backend_ends_what_still_runs(tmp_path: Path) -> None:
     assert running(pids.values()) == []
 
 
+def kill_guards(pid: int) -> None:
+    """Kill both guards of the engine whose main process is `pid`, so that neither can end the engine for the other."""
+    inner = psutil.Process(pid).parent()
+    assert inner is not None
+    outer = inner.parent()
+    assert outer is not None
+    for guard in (inner, outer):
+        guard.send_signal(signal.SIGSTOP)
+    for guard in (outer, inner):
+        guard.kill()
+
+
 @pytest.mark.fault
 async def test_with_both_guards_killed_the_owner_ends_the_engines_session(tmp_path: Path) -> None:
     async with started(program(tmp_path, STUBBORN, "plain", str(tmp_path))) as instance:
         pids = await asyncio.to_thread(pids_noted, tmp_path)
-        inner = psutil.Process(instance.pid).parent()
-        assert inner is not None
-        outer = inner.parent()
-        assert outer is not None
-        for guard in (inner, outer):
-            guard.send_signal(signal.SIGSTOP)
-        for guard in (outer, inner):
-            guard.kill()
+        kill_guards(instance.pid)
         try:
             session = [pids["engine"], pids["worker"]]
             assert await asyncio.to_thread(wait_until, lambda: not running(session))
             assert not instance.alive()
         finally:
             os.kill(pids["daemon"], signal.SIGKILL)  # with both guards gone nothing ties a daemon to its engine
+
+
+@pytest.mark.fault
+async def test_what_could_not_be_seen_when_its_guards_died_is_looked_for_again_at_its_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[ProcessIdentity] = []
+
+    def end_at_second_look(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
+        looks.append(identity)
+        if len(looks) == 1:
+            raise ProcessesUnseen("too many open files", remedy="raise the limit")
+        return end_members(identity, grace_s)
+
+    monkeypatch.setattr("launch.instance.end_members", end_at_second_look)
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        kill_guards(instance.pid)
+        assert await asyncio.to_thread(wait_until, lambda: bool(looks))
+        await instance.stop(3.0, 0.0)
+    assert len(looks) == 2
+    assert running([instance.pid]) == []
 
 
 async def test_nothing_in_the_event_loop_waits_for_an_engine(tmp_path: Path) -> None:
@@ -371,6 +398,40 @@ def test_a_boot_id_that_cannot_be_read_for_the_moment_is_not_another_one(
     assert end_members(identity, 0.1) == ()
     assert refused
     assert running([pids["engine"], pids["worker"]]) == []
+
+
+read_text = Path.read_text
+
+
+def refuse_boot_id(path: Path, *arguments: Any, **named: Any) -> str:
+    """`Path.read_text` of a process that cannot open what tells it whether another one lives."""
+    if path.name == "boot_id":
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+    return read_text(path, *arguments, **named)
+
+
+def test_a_shortage_that_lasts_is_named_with_its_remedy(leftover: Leftover, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity, pids = leftover
+    monkeypatch.setattr("launch.processes.SHORTAGE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(Path, "read_text", refuse_boot_id)
+    with pytest.raises(ProcessesUnseen, match="Too many open files") as of_leftover:
+        end_leftover(identity)
+    with pytest.raises(ProcessesUnseen, match="Too many open files") as of_members:
+        end_members(identity, 0.1)
+    assert "`ulimit -n`" in of_leftover.value.remedy
+    assert "`ulimit -n`" in of_members.value.remedy
+    assert sorted(running(pids.values())) == sorted(pids.values())
+
+
+async def test_an_engine_that_cannot_be_looked_at_for_the_moment_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        with monkeypatch.context() as short:
+            short.setattr(Path, "read_text", refuse_boot_id)
+            assert instance.alive()
+        assert await instance.find_death() is None
 
 
 def test_a_process_that_only_has_the_same_pid_is_left_alone(leftover: Leftover) -> None:

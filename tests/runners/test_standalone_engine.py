@@ -18,6 +18,7 @@ from launch.instance import Instance
 from launch.profile import config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
+from runners.errors import RunnerError
 from state.process_identity import this_process
 from tests.fake_gpus import FakeGpu, make_host
 
@@ -72,6 +73,16 @@ def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatc
     assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine", "older"]
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: boot_time() + 3.0)
     assert [row.name for row in standalone_engine.list_running(tmp_path)] == ["mine"]
+
+
+@pytest.mark.parametrize("row", [b"", b'{"name":"mine"}', b"[" * 5_000, b"\xff"])
+def test_a_damaged_row_of_an_engine_is_named(row: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "engines" / "mine" / "engine.json"
+    write_atomic(path, row)
+    with pytest.raises(RunnerError, match="is damaged") as refused:
+        standalone_engine.list_running(tmp_path)
+    assert str(path) in str(refused.value)
+    assert refused.value.remedy
 
 
 def test_an_engine_skips_a_gpu_that_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,6 +245,27 @@ def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes)
     assert (tmp_path / STATE_FILE).read_bytes()[:18] == content[:18]
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW cells AS WITH RECURSIVE n(cell) AS (SELECT 1 UNION ALL SELECT cell + 1 FROM n) SELECT cell FROM n",
+        "CREATE TRIGGER forget AFTER INSERT ON journal BEGIN DELETE FROM journal; END",
+    ],
+    ids=["endless view", "trigger"],
+)
+def test_a_state_file_with_a_program_in_it_is_refused(statement: str, tmp_path: Path) -> None:
+    """A folder may come from anyone."""
+    folder = tmp_path / "run"
+    a_run(folder).close()
+    with contextlib.closing(sqlite3.connect(folder / STATE_FILE)) as connection:
+        connection.execute("ALTER TABLE cells RENAME TO before")
+        connection.execute(statement)
+        connection.commit()
+    for read_only in (True, False):
+        with pytest.raises(StoreUnusable, match="no state file of Tracon"):
+            RunStore.open(folder, read_only=read_only)
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="holds no run") as refused:
         RunStore.open(tmp_path)

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from launch.errors import LaunchError
-from launch.ports import PortTaken
+from launch.errors import HostObstacle, LaunchError
 from results.pd_lifecycle.write import write_results
 from results.records.events import CellState, Noted
 from results.records.layout import LifecycleLayout, write_indented_json
@@ -81,7 +80,7 @@ class PdLifecycle(PatchedCells):
             folder = context.attempt_folder(cell, attempt)
             lifecycle = LifecycleCell(cell, attempt, self._grid, bench, folder, context.emit, measurements)
             await lifecycle.run(context.profile.model.served_name)
-        except PortTaken:  # it interrupts the run: the cell has not failed
+        except HostObstacle:  # it interrupts the run: the cell has not failed
             raise
         except (CellFailed, LaunchError, RunnerError) as error:
             await asyncio.to_thread(write_failure, cell, attempt, str(error), measurements, context)

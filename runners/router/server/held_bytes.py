@@ -13,6 +13,8 @@ PARSED_HEADER_BYTES = 170
 LARGE_HEAD_BYTES = 8 << 10
 """A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts,
 and behind one that takes more than this once parsed the router stops reading until it is its turn."""
+KEY_BYTES = 56
+"""What a key of a prompt's block takes: an integer of 64 bits, and its place in the prompt's keys."""
 AHEAD_LIMIT_BYTES = 1 << 20
 """Requests that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
 
@@ -22,7 +24,7 @@ class HeldTotal(Protocol):
 
     held_limit_bytes: int
     held_bytes: int
-    """Bytes of all bodies and of heads that are large or wait, from when they come until their request has ended;
+    """Bytes of all bodies, of heads that are large or wait, and of the keys of prompts, until their request has ended;
     connections add and subtract theirs."""
 
 
@@ -60,6 +62,11 @@ class HeldBytes:
         """`body_bytes`: what has come of its body."""
         self._total.held_bytes -= body_bytes + self.head_bytes
         self.head_bytes = 0
+
+    def count_keys(self, keys: int) -> None:
+        """Count the keys of the prompt being served."""
+        self.serving_bytes += KEY_BYTES * keys
+        self._total.held_bytes += KEY_BYTES * keys
 
     def end_serving(self) -> None:
         self._total.held_bytes -= self.serving_bytes

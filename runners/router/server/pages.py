@@ -85,6 +85,7 @@ class Pages:
         traffic: Traffic,
         transfers: Transfers,
         server: ServerState,
+        admin_token: bytes,
     ) -> None:
         self._fleet = fleet
         self._cluster = cluster
@@ -94,8 +95,7 @@ class Pages:
         self._server = server
         self._passing = 0
         """Requests being forwarded."""
-        self._admin_token = os.fsencode(os.environ.get(ADMIN_TOKEN, "").strip())
-        """Empty = the operator's pages require none."""
+        self._admin_token = admin_token
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
         path, method = request.path.rstrip("/") or "/", request.method
@@ -289,6 +289,16 @@ def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
     if foreign:
         return f"a browser or a proxy sends {foreign[0].decode('latin-1')}"
     return ""
+
+
+def read_admin_token() -> bytes:
+    """The token that the operator's pages require; empty = none. Raises RouterError for one that is set and empty, as by
+    a command that failed: the pages would be open to every program on this machine.
+    """
+    token = os.environ.get(ADMIN_TOKEN)
+    if token is not None and not token.strip():
+        raise RouterError(f"{ADMIN_TOKEN} is set and empty", remedy="Set it to the token, or unset it to require none.")
+    return os.fsencode((token or "").strip())
 
 
 def bears_token(request: HttpRequest, token: bytes) -> bool:

@@ -35,6 +35,7 @@ _CONTROL = "this changes or describes one engine: send it to each instance's own
 _UPLOAD = "the router does not pass on uploads of audio or dispatching calls: send this to an instance's own address"
 _RENDER = "the router passes on no rendering calls: send this to an instance's own address"
 _DOCS = "this page describes one engine: ask an instance's own address for it"
+_NO_CORS = "the router answers no CORS preflight: a web page of another origin may not use it; send from a server"
 _CONTROLS = frozenset(
     [
         "abort_requests",
@@ -73,8 +74,12 @@ _CONTROL_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/inferenc
 
 
 def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
-    """HTTP status and message for a request that the router does not serve."""
+    """HTTP status and message for a request that the router does not serve; `path`: without a slash at its end."""
     first = path.strip("/").partition("/")[0]
+    if method == "OPTIONS":
+        return 405, _NO_CORS
+    if path in ROUTED and method == "POST":
+        return 404, f"write {path} without the slash at its end"
     if path in ROUTED:
         return 405, f"{path} takes POST, not {method}"
     if path.startswith("/v1/responses/") and not path.endswith("/render"):

@@ -330,6 +330,7 @@ class Proxy:
         message = ClientMessage(path, http_request.forwarded(client_id), http_request.body)
         responses = self._responses if path.startswith(RESPONSES) else None
         exchange = Exchange(self._traffic, self._pools, connection, request, message, responses)
+        connection.held.count_keys(len(facts.keys))
         connection.in_flight = exchange
         exchange.start_request()
 

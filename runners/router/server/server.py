@@ -28,7 +28,7 @@ from runners.router.policies.policy import Policy
 from runners.router.reporting import ignore_event
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
-from runners.router.server.pages import Pages
+from runners.router.server.pages import Pages, read_admin_token
 from runners.router.server.paths import ROUTED, ROUTED_TARGETS
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
@@ -50,6 +50,9 @@ TIMER_S = 0.001
 """The event loop's timers are whole milliseconds: a beat that is due must not come before its time."""
 TICK_S = 1.0
 CLIENT_SWEEP_S = 5.0
+STREAMS_LIMIT = 1 << 16
+"""Client connections at a time unless the spec names another number. A slow stream takes some 11 kB, and a container's
+limit of descriptors is often a million."""
 DESCRIPTORS_KEPT = 64
 """Descriptors reserved for files, probes and the event loop."""
 END_GRACE_S = 0.5
@@ -87,7 +90,7 @@ class Server:
         self._t_start_ns = perf_counter_ns()
         self._counts = Counts()
         self._clients: set[ClientConnection] = set()
-        self._limit = spec.limits.streams or _streams_possible()
+        self._limit = min(spec.limits.streams or STREAMS_LIMIT, _allow_descriptors())
         self._limit_by_peer = spec.limits.peer_streams or max(1, self._limit // 2)
         self._by_peer: Counter[str] = Counter()
         """Connections by client address, except this machine's."""
@@ -137,7 +140,7 @@ class Server:
 
     async def start(self) -> RouterReady:
         """Add the instances, probe each once, and listen. Raises RouterError."""
-        spec, fleet = self._spec, self._fleet
+        spec, fleet, admin_token = self._spec, self._fleet, read_admin_token()
         self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver, self._report)
         fleet.on_recovered = transfers.recover_instance
         await fleet.add_instances()
@@ -166,7 +169,7 @@ class Server:
         self._traffic.notify_held(lambda: self._beat_within(BEAT_S))
         fleet.on_lost = self._traffic.lose_instance
         self._proxy = Proxy(self._traffic, fleet.pools)
-        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
+        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self, admin_token)
         pages: tuple[str, ...] = ()
         if spec.own_port is not None:
             self.own_url = await self._listen(spec.own_port)
@@ -287,7 +290,7 @@ class Server:
         elif self.closing:
             connection.refuse(503, "the router is shutting down", "closing")
         elif request.version != "1.1":
-            connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
+            connection.refuse(505, "the router proxies HTTP/1.1 only (in nginx: proxy_http_version 1.1)", "bad_request")
         else:
             if self._is_resting:
                 self._beat_within(self._pace_s)
@@ -394,10 +397,10 @@ class Server:
         )
 
 
-def _streams_possible() -> int:
-    """Client connections that the hard limit of descriptors allows, at two each; sets the soft limit to it."""
+def _allow_descriptors() -> int:
+    """Set the soft limit of descriptors to the hard one; returns the client connections that it allows, at two each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
+    if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = hard if hard != resource.RLIM_INFINITY else 1 << 20
     return max(1, (limit - DESCRIPTORS_KEPT) // 2)

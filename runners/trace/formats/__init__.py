@@ -21,6 +21,8 @@ FORMATS: Mapping[str, Reader] = {
     "agentic": open_agentic,
     "tracon": open_tracon,
 }
+MAX_HASHES = 1 << 30
+"""Of a trace in memory: 8 GiB."""
 _MARKS = {"tracon": b'"tracon_trace"', "bailian": b'"chat_id"', "agentic": b'"requests"', "mooncake": b'"hash_ids"'}
 """A word in the first line that identifies the format, in the order of the checks."""
 
@@ -43,7 +45,17 @@ def open_trace(
 def read_trace(path: Path | str, format: str | None = None) -> Trace:
     """Read the trace into memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
     facts, sessions = open_trace(path, format)
-    return Trace(facts, tuple(sessions))
+    whole: list[Session] = []
+    hashes = 0
+    for session in sessions:
+        hashes += sum(len(turn.hashes) for turn in session.turns)
+        if hashes > MAX_HASHES:
+            raise RunnerError(
+                f"{facts.source} has more than {MAX_HASHES} block hashes, too many for the memory",
+                remedy="take a part of it: `tracon trace sample`",
+            )
+        whole.append(session)
+    return Trace(facts, tuple(whole))
 
 
 def detect_format(path: Path) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from results.records.layout import open_atomically
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
-from runners.trace.session_rules import session_fault
+from runners.trace.session_rules import MAX_SESSION_HASHES, session_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 VERSION = 1
@@ -189,8 +189,10 @@ def _end_fault(row: _Line, stated: _Counts, counted: Written) -> str:
 
 
 def _unpack_session(row: _Line) -> tuple[Session, str]:
+    """The session and its first fault; turns beyond MAX_SESSION_HASHES are left out, and `session_fault` names that."""
     turns: list[Turn] = []
     fault = ""
+    unpacked = 0
     for index, turn in enumerate(row.turns):
         hashes = tuple(turn.hashes)
         if turn.shared is not None:
@@ -200,6 +202,7 @@ def _unpack_session(row: _Line) -> tuple[Session, str]:
                 fault = fault or f"{where}: no earlier turn has the hashes that it shares: {turn.shared}"
             else:
                 hashes = turns[base].hashes[:count] + hashes
+        unpacked += len(hashes)
         turns.append(
             Turn(
                 agent=turn.agent,
@@ -212,6 +215,8 @@ def _unpack_session(row: _Line) -> tuple[Session, str]:
                 after=turn.after,
             )
         )
+        if unpacked > MAX_SESSION_HASHES:
+            break
     return Session(row.session, tuple(turns)), fault
 
 

@@ -85,6 +85,12 @@ def test_an_estimate_is_drawn_with_its_error() -> None:
     assert draw(figure, DRAWERS)["svg"]
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_the_name_of_a_file_is_no_formula(number: int) -> None:
+    figure = replace(build_figures(described())[number], title=r"Reuse of prefixes: $\frac$.jsonl")
+    assert draw(figure, DRAWERS)["svg"]
+
+
 def test_without_hashes_reuse_is_missing() -> None:
     figure = build_figures(described(counted=count(has_hashes=False)))[0]
     assert figure.missing == "the source has no block hashes"

@@ -9,10 +9,12 @@ import asyncio
 import errno
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from launch.errors import LaunchError
 from launch.ports import PortTaken
+from launch.processes import ProcessesUnseen
 from results.records.layout import publish
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
@@ -24,6 +26,11 @@ from state.model import RunView
 from state.store import RunStore
 
 CELL_S = 0.02
+OBSTACLES: Mapping[str, Callable[[], LaunchError]] = {
+    "port": lambda: PortTaken("port 1 (http) is taken by pid 2", remedy="end it"),
+    "unseen": lambda: ProcessesUnseen("what is left of an engine cannot be seen", remedy="raise the limit"),
+}
+"""What every further cell would meet too, by the kind of the cell that meets it first."""
 
 
 def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] | None = None) -> RunPlan:
@@ -65,9 +72,11 @@ class Scripted:
         await asyncio.sleep(10.0 if cell.kind == "slow" else self._cell_s)
         if cell.kind == "fail" and attempt == 1:
             raise CellFailed("as scripted")
-        if cell.kind in ("port", "gate port") and attempt == 1:
-            taken = PortTaken("port 1 (http) is taken by pid 2", remedy="end it")
-            raise taken if cell.kind == "port" else CellFailed(str(taken)) from taken
+        if cell.kind == "short" and attempt == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        if cell.kind.removeprefix("gate ") in OBSTACLES and attempt == 1:
+            obstacle = OBSTACLES[cell.kind.removeprefix("gate ")]()
+            raise obstacle if cell.kind in OBSTACLES else CellFailed(str(obstacle)) from obstacle
         if cell.kind == "skip":
             raise CellSkipped("as scripted")
         partial = self._folder / "attempts" / f"{cell.cell}.{attempt}"

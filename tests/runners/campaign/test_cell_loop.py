@@ -45,7 +45,7 @@ from state.model import RunView
 from state.process_identity import this_process
 from state.store import RunStore
 from tests.e2e.cli import view_of
-from tests.runners.campaign.scripted import Scripted, scripted_plan, work
+from tests.runners.campaign.scripted import OBSTACLES, Scripted, scripted_plan, work
 
 
 def new_run(folder: Path, outcomes: Mapping[str, str] | None = None) -> Path:
@@ -216,17 +216,40 @@ async def test_the_lease_is_renewed_while_artifacts_are_read(tmp_path: Path, mon
     assert renewed_meanwhile == [True] * 3, "after the death of a run process, before a second attempt, after a failure"
 
 
-@pytest.mark.parametrize("kind", ["port", "gate port"])
-async def test_another_process_on_a_port_interrupts_the_run_and_fails_no_cell(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["port", "gate port", "unseen", "gate unseen"])
+async def test_what_every_further_cell_would_meet_interrupts_the_run_and_fails_none(tmp_path: Path, kind: str) -> None:
     folder = new_run(tmp_path / "run", {"s0-c1": kind})
     code, _ = await run_with(folder)
     view = view_of(folder)
     assert (code, view.state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
-    assert "port 1 (http) is taken by pid 2. end it" in view.reason
+    obstacle = OBSTACLES[kind.removeprefix("gate ")]()
+    assert f"{obstacle}. {obstacle.remedy}" in view.reason
     assert {cell.state for cell in view.cells.values()} == {CellState.DONE, CellState.PENDING}
-    code, _ = await run_with(folder)  # the operator ended it
+    code, _ = await run_with(folder)  # the operator did what the remedy says
     assert code == ExitCode.DONE
     assert set(times_done(folder).values()) == {1}
+
+
+async def test_a_cell_that_fails_for_want_of_descriptors_names_the_limit(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s1-c1": "short"})
+    code, _ = await run_with(folder)
+    cell = view_of(folder).cells["s1-c1"]
+    assert (code, cell.state) == (ExitCode.CELLS_FAILED, CellState.FAILED)
+    assert "Too many open files. raise the limit of open files (`ulimit -n`)" in cell.reason
+
+
+async def test_a_run_that_stops_for_want_of_descriptors_names_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files", str(folder))
+
+    folder = new_run(tmp_path / "run")
+    monkeypatch.setattr(cell_loop, "require_disk", fail)
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert (code, view.state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
+    assert "raise the limit of open files (`ulimit -n`)" in view.reason
 
 
 async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> None:

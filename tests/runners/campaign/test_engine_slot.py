@@ -11,6 +11,7 @@ import pytest
 from launch.errors import LaunchError
 from launch.local import LocalBackend
 from launch.ports import PortTaken
+from launch.processes import ProcessesUnseen
 from runners.campaign import engine_launcher
 from runners.campaign.engine_launcher import LAUNCH_TRIES, PORT_WAIT_S, retry_start
 from runners.campaign.engine_slot import EngineSlot
@@ -72,6 +73,18 @@ async def test_a_port_that_is_taken_for_a_moment_costs_a_wait(monkeypatch: pytes
     monkeypatch.setattr(engine_launcher, "asyncio", SimpleNamespace(sleep=sleep))
     assert await retry_start(Occupied().start) == "started"
     assert waits == [PORT_WAIT_S]
+
+
+async def test_nothing_starts_beside_what_cannot_be_seen() -> None:
+    tries: list[int] = []
+
+    async def start() -> str:
+        tries.append(1)
+        raise ProcessesUnseen("too many open files", remedy="raise the limit")
+
+    with pytest.raises(ProcessesUnseen):
+        await retry_start(start)
+    assert len(tries) == 1
 
 
 async def test_a_repeated_attempt_tries_again(slot: EngineSlot, backend: NeverStarts) -> None:

@@ -15,7 +15,8 @@ from results.connector_tax.charts import build_charts
 from results.records.layout import RunLayout
 from results.registry import results_of
 from results.report.curves import draw_curves
-from runners.cli.reports import render_ending, report_tables
+from runners.cli.reports import render_ending, report_json, report_tables
+from runners.errors import RunnerError
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
 from tests.results.undrawn import nothing_drawn
@@ -117,6 +118,17 @@ def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monk
     without_page = replace(results_of(folder), page=None)
     monkeypatch.setattr("results.registry.results_of", lambda _: without_page)
     assert "Reference rates" in shown(render_ending(folder))
+
+
+def test_a_damaged_document_is_named_with_what_writes_it_again(workspace: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(next(workspace.iterdir()), tmp_path / "run")
+    report_json(folder, again=False)
+    path = next(iter(results_of(folder).documents(RunLayout(folder)).values()))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RunnerError, match="is damaged") as refused:
+        report_json(folder, again=False)
+    assert str(path) in str(refused.value)
+    assert "--again" in refused.value.remedy
 
 
 def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> None:

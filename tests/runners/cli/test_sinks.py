@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import io
 import logging
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import typer
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from runners.cli import terminal
+from runners.cli.runs import accompany_run
 from runners.cli.tables import begin_table
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned
@@ -26,7 +29,6 @@ from tests.runners.router.logs import simulate, write_log
 ROOT = Path(__file__).resolve().parents[3]
 ALLOWED = {
     ("runners/cli/__init__.py", "typer.echo"),  # the version, and typer's own help
-    ("runners/cli/runs.py", "print"),  # the folder's name, which Tracon makes
     ("runners/cli/terminal.py", "sys.stdout.buffer.write"),
 }
 """Calls that reach a terminal without `visible`, and why they may."""
@@ -73,6 +75,18 @@ def test_a_pick_of_a_hostile_session_is_explained_harmlessly(tmp_path: Path, cal
         assert not OBEYED.search(shown)
 
 
+@pytest.mark.parametrize("json", [False, True])
+def test_a_folder_whose_name_is_no_utf8_is_listed(json: bool, tmp_path: Path, tracon: Tracon) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/20260101-000000-\xff"))
+    folder.mkdir()
+    done = tracon("list", "--workspace", str(tmp_path), *(["--json"] if json else []))
+    assert done.returncode == 0, done.stderr
+    if json:
+        assert done.data()[0]["folder"] == str(folder)
+    else:
+        assert "20260101-000000-\ufffd" in done.stdout
+
+
 def test_the_names_in_an_archive_are_reported_harmlessly(tmp_path: Path, call: Call) -> None:
     path = tmp_path / "trace.tar"
     with tarfile.open(path, "w") as archive:
@@ -80,6 +94,24 @@ def test_the_names_in_an_archive_are_reported_harmlessly(tmp_path: Path, call: C
         member.size = 4
         archive.addfile(member, io.BytesIO(b"{no\n"))
     shown = call("trace", "describe", str(path))
+    assert "]52;c;" in shown
+    assert not OBEYED.search(shown)
+
+
+def test_the_name_of_a_run_that_came_from_elsewhere_is_printed_harmlessly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runners.cli.follow.await_lease", lambda folder, worker_pid: None)
+    with pytest.raises(typer.Exit):
+        accompany_run(tmp_path / f"run{POISON}", 1, detach=True, console=False, json=False)
+    shown = capsys.readouterr().out
+    assert "]52;c;" in shown
+    assert not OBEYED.search(shown)
+
+
+def test_a_wrong_argument_is_quoted_harmlessly(call: Call) -> None:
+    """A shell puts in the names of files for `*`."""
+    shown = call("list", POISON)
     assert "]52;c;" in shown
     assert not OBEYED.search(shown)
 

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from launch.errors import LaunchError
 from launch.ports import PortTaken
 from launch.preflight import GateResult
+from launch.processes import ProcessesUnseen
 from launch.profile import Profile, load_config, load_profile
 from results.records.events import CellState
 from results.records.layout import RunLayout
@@ -114,14 +116,15 @@ async def test_a_second_gpu_that_others_hold_is_left_out(tmp_path: Path, monkeyp
     assert [devices for _, devices in slot.launches] == [{}, {}]
 
 
-async def test_another_process_on_a_port_decides_nothing_about_the_config(tmp_path: Path) -> None:
+@pytest.mark.parametrize("why", [PortTaken("port 1 is taken by pid 2"), ProcessesUnseen("too many open files")])
+async def test_what_every_config_would_meet_decides_nothing_about_this_one(tmp_path: Path, why: LaunchError) -> None:
     class Occupied(Slot):
         async def get(self, config: str, purpose: str, *, preflight: bool, profile: Profile) -> None:
-            raise PortTaken("port 1 is taken by pid 2")
+            raise why
 
     slot, profile, config = Occupied(), load_profile("cpu-tiny"), load_config("plain")
     context = SimpleNamespace(layout=RunLayout(tmp_path / "run"), slot=slot, profile=profile, configs={"plain": config})
     cell = CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0)
-    with pytest.raises(PortTaken):
+    with pytest.raises(type(why)):
         await gates.verify_config(cell, 1, cast(RunContext, context))
     assert preflight_decisions(tmp_path / "run")[0] == {}

@@ -6,7 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.router.breaker import Breaker, BreakerState
+from runners.router.cluster import Cluster, Member
+from runners.router.failure import Failure
+from runners.router.health import Health
 from runners.router.spec import HealthRules
+from tests.runners.router.drivers import SetClock
 
 RULES = HealthRules(failures_to_open=3, unhealthy_after=3, open_s=1.0, open_max_s=8.0)
 STEPS = st.lists(
@@ -140,3 +144,15 @@ def test_never_more_trials_are_on_their_way_than_probes_have_earned(steps: list[
             earned = 1
         assert 0 <= breaker.trials <= earned
         assert breaker.until_s - now_s <= RULES.open_max_s + 1e-9
+
+
+def test_a_request_that_this_machine_could_not_send_gives_its_trial_back() -> None:
+    clock = SetClock(lambda: 10.0)
+    cluster = Cluster((Member("a"),), clock.now_s)
+    health = Health(cluster, RULES, clock, lambda *_: None, lambda _: None, lambda _: None)
+    health.add_instance("a", "connection refused")
+    health.note_probe("a", "", gone=False)
+    health.note_dispatch("a")
+    assert not cluster.may_be_picked("a"), "its trial is under way"
+    health.note_failure("a", Failure("own", "too many open files"))
+    assert cluster.may_be_picked("a")

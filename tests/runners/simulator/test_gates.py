@@ -21,6 +21,7 @@ from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Outcome
 from runners.cli import app
 from runners.errors import RunnerError
+from runners.simulator import check
 from runners.simulator.calibrate import calibrate
 from runners.simulator.check import check_runs, judge_parity, read_values, record_gates
 from runners.simulator.engine_file import EngineFile, read_engine
@@ -354,6 +355,13 @@ def test_another_seed_is_the_same_load_and_another_limit_on_sessions_is_not(live
         cell["replay"]["max_inflight_sessions"] = 0
         path.write_bytes(msgspec.json.encode(cell))
     assert read_values([live, copy], ("apc",)) == {"apc": []}
+
+
+def test_a_damaged_plan_is_named(tmp_path: Path) -> None:
+    RunLayout(tmp_path).plan.write_bytes(b'{"inputs": 3}')
+    with pytest.raises(RunnerError, match="is damaged") as refused:
+        check._read_inputs(tmp_path)
+    assert str(RunLayout(tmp_path).plan) in str(refused.value)
 
 
 def test_parity_needs_decisions_and_counts_the_cells_without() -> None:

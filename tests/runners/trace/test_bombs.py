@@ -7,17 +7,24 @@ import io
 import lzma
 import resource
 import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import runners.trace.formats.agentic
 import runners.trace.formats.bailian
+import runners.trace.formats.tracon
+import runners.trace.session_rules
 import runners.trace.source
+from runners.errors import RunnerError
+from runners.trace.formats import read_trace
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
+from runners.trace.session_rules import MAX_CHAINED_ID, Chain
 from runners.trace.source import MAX_NAME_CHARS, TraceError, open_documents, read_lines
 
 LINE = (
@@ -192,3 +199,82 @@ def test_what_a_packed_file_unpacks_to_is_bounded(
         count_lines(path)
     assert rule in caught.value.rule
     assert caught.value.line > 1
+
+
+def state_dictionary(packed: bytes, size_code: int) -> bytes:
+    """An .xz of one block whose header states another size of the dictionary; 40 = 4 GiB."""
+    head = packed[12:16] + bytes([size_code]) + packed[17:20]
+    assert packed[12:16] == b"\x02\x00\x21\x01", "one filter, LZMA2"
+    return packed[:12] + head + zlib.crc32(head).to_bytes(4, "little") + packed[24:]
+
+
+def test_the_memory_that_an_xz_file_asks_for_is_bounded(tmp_path: Path) -> None:
+    path, packed = tmp_path / "trace.jsonl.xz", lzma.compress(b'{"x":1}\n', preset=6)
+    path.write_bytes(state_dictionary(packed, 30))  # 128 MiB
+    assert count_lines(path) == 1
+    path.write_bytes(state_dictionary(packed, 40))
+    with pytest.raises(TraceError, match="more than 256 MiB of memory") as caught:
+        count_lines(path)
+    assert "unpack it yourself" in caught.value.remedy
+
+
+@pytest.mark.parametrize("padding", [b"", b"\0" * 8])
+def test_an_xz_file_of_several_streams_is_read_to_its_end(padding: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl.xz"
+    path.write_bytes(padding.join([lzma.compress(b"1\n2"), lzma.compress(b""), lzma.compress(b"3\n4\n")]) + padding)
+    assert count_lines(path) == 3
+
+
+@pytest.mark.parametrize("behind", [b"garbage", b"\xfd7zXZ\x00" + b"\1" * 20])
+def test_what_is_behind_an_xz_stream_is_not_passed_over(behind: bytes, tmp_path: Path) -> None:
+    """`lzma.LZMAFile` reads a damaged second stream as the end of the file."""
+    path = tmp_path / "trace.jsonl.xz"
+    path.write_bytes(lzma.compress(b"1\n") + behind)
+    with pytest.raises(TraceError, match="damaged or cut off"):
+        count_lines(path)
+
+
+def write_sharing(path: Path, turns: int, hashes: int) -> Path:
+    """A trace of one session whose turns share all hashes of the first one but the last: a hundred bytes each."""
+    facts = '{"block_tokens":1,"tail_rule":"floor","hash_scope":"session","hashes_chained":false,"has_sessions":true}'
+    first = f'{{"arrival_s":0,"input_tokens":{hashes},"output_tokens":1,"hashes":{list(range(hashes))}}}'
+    others = [
+        f'{{"arrival_s":0,"input_tokens":{hashes - 1},"output_tokens":1,"hashes":[],"turn":{turn},'
+        f'"shared":[0,{hashes - 1}]}}'
+        for turn in range(1, turns)
+    ]
+    path.write_text(
+        f'{{"tracon_trace":1,"origin":"","facts":{facts}}}\n'
+        f'{{"session":"s","turns":[{",".join([first, *others])}]}}\n'
+        f'{{"end":{{"sessions":1,"requests":{turns}}}}}\n'
+    )
+    return path
+
+
+def test_what_the_turns_of_a_session_share_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sharing(tmp_path / "trace.jsonl", turns=20, hashes=100)
+    assert read_trace(path).requests == 20
+    for module in (runners.trace.session_rules, runners.trace.formats.tracon):
+        monkeypatch.setattr(module, "MAX_SESSION_HASHES", 1_000)
+    with pytest.raises(TraceError, match="more than 1000 hashes over its turns") as caught:
+        read_trace(path)
+    assert caught.value.line == 2
+
+
+def test_a_trace_in_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_sharing(tmp_path / "trace.jsonl", turns=20, hashes=100)
+    monkeypatch.setattr(runners.trace.formats, "MAX_HASHES", 1_000)
+    with pytest.raises(RunnerError, match="more than 1000 block hashes") as caught:
+        read_trace(path)
+    assert "sample" in caught.value.remedy
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_one_high_hash_takes_no_table_of_all_below_it() -> None:
+    before, chain = resident_bytes(), Chain()
+    assert chain.find_fault(np.array([MAX_CHAINED_ID - 1])) == ""
+    assert resident_bytes() - before < 50 << 20
+    assert "comes twice" in chain.find_fault(np.array([5, 6, 5]))

@@ -247,6 +247,16 @@ async def test_a_token_opens_the_operators_pages_to_nobody_else(monkeypatch: pyt
         assert (await routed.post()).status_code == 200
 
 
+@pytest.mark.parametrize("token", ["", " \n"])
+async def test_a_token_that_is_empty_by_mistake_opens_nothing(token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ADMIN_TOKEN, token)
+    async with instances("a") as (a,):
+        with pytest.raises(RouterError, match="is set and empty") as refused:
+            async with router([a]):
+                pass
+        assert "unset" in refused.value.remedy
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_an_instance_is_added_by_json_only(kind: str) -> None:
     async with instances("a", "b") as (a, b), router([a]) as routed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runners.router.server.held_bytes import HeldBytes, measure_head
+from runners.router.server.held_bytes import KEY_BYTES, HeldBytes, measure_head
 
 
 class Total:
@@ -67,6 +67,14 @@ def test_a_body_that_a_thread_reads_counts_until_it_is_returned(total: Total, le
     held.return_body(40)
     if not leaves:
         held.end_serving()
+    assert total.held_bytes == 0
+
+
+def test_the_keys_of_a_prompt_count_until_its_request_ends(total: Total) -> None:
+    held = HeldBytes(total)
+    held.count_keys(10)
+    assert held.serving_bytes == total.held_bytes == 10 * KEY_BYTES
+    held.end_serving()
     assert total.held_bytes == 0
 
 

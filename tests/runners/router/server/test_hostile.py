@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 import tracemalloc
 from dataclasses import replace
@@ -14,12 +15,14 @@ from runners.router import facts
 from runners.router.facts import HASHED_TOKENS, LONG_BYTES, PROMPTS_LIMIT, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
 from runners.router.instances.upstream import without_named
+from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
 from runners.router.server.front import HEADER_LIMIT, ClientConnection
-from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, PARSED_HEADER_BYTES, PARSED_REQUEST_BYTES
+from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, KEY_BYTES, PARSED_HEADER_BYTES, PARSED_REQUEST_BYTES
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
+from runners.router.server.server import STREAMS_LIMIT, Server
 from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
 from tests.runners.router.routers import BODY, SHORT, Router, instances, raw_post, router, until
 
@@ -313,6 +316,19 @@ def test_all_bodies_together_are_bounded() -> None:
     assert service.held_bytes == 0
 
 
+async def test_the_keys_of_a_prompt_are_held_with_its_body() -> None:
+    """A key takes 56 bytes; with blocks of one token, 28 times the bytes of the body."""
+    async with instances("a") as (a,), router([a]) as routed:
+        a.gate = asyncio.Event()
+        body = b'{"prompt":[%b]}' % b",".join([b"1"] * 4_000)
+        _, writer = await routed.connect(raw_post(body))
+        await until(lambda: bool(a.seen))
+        assert routed.server.held_bytes == len(body) + KEY_BYTES * 4_000 // routed.server._fleet.block_tokens
+        a.gate.set()
+        await until(lambda: routed.server.held_bytes == 0)
+        writer.close()
+
+
 async def test_what_is_held_is_given_back_however_requests_end() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         for _ in range(3):
@@ -370,6 +386,28 @@ async def test_one_address_cannot_take_every_connection(monkeypatch: pytest.Monk
         for one in there:
             routed.server.forget(one)
         assert routed.server.admit(there[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("streams", "hard", "limit"),
+    [
+        (0, 1_000, 468),
+        (50, 1_000, 50),
+        (9_000, 1_000, 468),
+        (0, 1 << 20, STREAMS_LIMIT),
+        (100_000, 1 << 20, 100_000),
+        (0, resource.RLIM_INFINITY, STREAMS_LIMIT),
+    ],
+)
+def test_no_more_connections_are_held_than_descriptors_and_memory_allow(
+    streams: int, hard: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (100, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: raised.append(limits))
+    spec = RouterSpec((InstanceSpec("a", "http://127.0.0.1:1"),), limits=Limits(streams=streams))
+    server = Server(spec, make_policy("load_only", {}), lambda tick: None)
+    assert (server._limit, raised) == (limit, [(hard, hard)])
 
 
 async def test_a_connection_too_many_learns_how_many_there_may_be() -> None:

@@ -190,6 +190,9 @@ async def test_a_ping_is_answered_as_health_is(method: str) -> None:
         ("GET", "/openapi.json", 501, "one engine"),
         ("GET", "/static/swagger-ui.css", 501, "one engine"),
         ("GET", "/v1/completions", 405, "POST"),
+        ("POST", "/v1/completions/", 404, "without the slash"),
+        ("OPTIONS", "/v1/chat/completions", 405, "CORS"),
+        ("OPTIONS", "/v1/models", 405, "CORS"),
         ("GET", "/nothing", 404, "/nothing"),
     ],
 )
