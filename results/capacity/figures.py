@@ -31,8 +31,8 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
         f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the one "
-        "that holds the objective, else the nearest to it. Ringed: the size holds the objective; the others do not, or "
-        "that is undecided. A size that leaves the percentile unserved has no mark."
+        "that holds the objective, else an undecided one, else the nearest to it. Ringed: the size holds the "
+        "objective; the others do not, or that is undecided. A size that leaves the percentile unserved has no mark."
     )
     limits = {limit.title: limit.limit_s for limit in analysis.limits}
     pens = assign_pens({one.label: one.policy for one in analysis.policies})

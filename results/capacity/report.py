@@ -72,7 +72,8 @@ def describe_answer(policy: PolicyCapacity) -> str:
     if answer.fewest is None:
         largest = max(policy.points, default=None)
         at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
-        return f"no size of up to {Size(policy.search.most).phrase} holds it{at}."
+        undecided = "" if answer.possible is None else f"; undecided from {answer.possible.text} on"
+        return f"no size of up to {Size(policy.search.most).phrase} holds it{at}{undecided}."
     held = policy.points[answer.fewest]
     parts = [f"{answer.fewest.phrase} {_state_outcome(answer.fewest, held)} ({_describe_values(held)})"]
     below = [size for size in policy.points if size.instances == answer.fewest.instances - 1]
@@ -91,13 +92,17 @@ def describe_answer(policy: PolicyCapacity) -> str:
 
 
 def describe_needed(policy: PolicyCapacity) -> str | None:
-    """The number of instances with its interval, or why it has none; None without an answer."""
+    """The number of instances with its interval, or why it has none; None where every size misses the objective."""
     needed = policy.needed
-    if needed.value is None:
+    if needed.value is None and needed.low is None:
         return None
-    if needed.low is None or needed.high is None:
+    if needed.low is None:
         return f"{needed.value:g} (no interval: {needed.reason})"
-    return f"{needed.value:g} [{needed.low:g}, {needed.high:g}] {needed.basis}"
+    value, low, high = (
+        "?" if number is None else f"{number:g}" for number in (needed.value, needed.low, needed.high)
+    )
+    why = "" if needed.high is not None else f" ({needed.reason})"
+    return f"{value} [{low}, {high}] {needed.basis}{why}"
 
 
 def _state_outcome(size: Size, point: Assessed) -> str:
@@ -144,7 +149,7 @@ _ANSWERS: tuple[Column[PolicyCapacity], ...] = (
 )
 _NEEDED = (
     "Instances needed: the fewest at which the mean of each percentile over the traces meets its limit. Fewer than the "
-    "brackets hold miss the objective, their upper end holds it, and those between are undecided."
+    "brackets hold miss the objective, their upper end holds it, and nothing between is known to. `?`: no size does."
 )
 
 

@@ -1,9 +1,10 @@
 """Which size of a fleet to simulate next, and the answer of the simulated ones. Pure functions of points.
 
 The search doubles the number of instances until one holds the objective, then halves the distance to the largest that
-does not. It takes "holds" to be monotone in the number of instances, and checks that at the neighbors of its answer.
-With pools it looks, for each number of instances, for the split that comes nearest to the objective, by the sign of the
-difference of two neighboring splits: there it takes the distance from the objective to have one minimum.
+does not. Where sizes below the answer are undecided, it halves down to the fewest of them, and to the fewest that meet
+every limit on average. It takes all three to be monotone in the number of instances, and checks the neighbors of its
+answer. With pools it looks, for each number of instances, for the split that comes nearest to the objective, by the
+sign of the difference of two neighboring splits: there it takes the distance from the objective to have one minimum.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from results.statistics.trials import MIN_PAIRED
 
 UNSERVED = 1e3
 """Distance from the objective of a size whose percentile is unserved, before the share of unserved turns is added."""
+_PREFERENCE = (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -71,6 +73,11 @@ class Search:
     def least(self) -> int:
         return 2 if self.pooled else 1
 
+    @property
+    def end(self) -> int:
+        """One more than the most instances that are simulated."""
+        return max(self.least, self.most) + 1
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -79,7 +86,7 @@ class Answer:
     fewest: Size | None
     """The fewest instances that hold the objective; None = none of the simulated sizes does."""
     possible: Size | None
-    """The fewest instances that may hold it: the sizes from here to `fewest` are undecided."""
+    """The fewest instances that may hold it: undecided, or `fewest`. None = every simulated size misses it."""
     not_monotone: tuple[Size, ...]
     """Larger sizes that do not hold it although `fewest` does."""
     unfinished: Size | None
@@ -109,10 +116,14 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
         return unknown(f"in {len(values) - len(known)} of {len(values)} traces the turns at it were not completed")
     logs = mean_over_launches([math.log(value) for value in known])
     if len(known) < MIN_PAIRED:
-        why = f"{format_count(len(known), 'trace', 'traces')}, and an interval takes {MIN_PAIRED}"
+        why = _describe_few(len(known))
         return replace(logs.transform(math.exp), reason=why)
     basis = None if logs.low is None else f"over {len(known)} traces"
     return replace(logs.transform(math.exp), basis=basis)
+
+
+def _describe_few(traces: int) -> str:
+    return f"{format_count(traces, 'trace', 'traces')}, and an interval takes {MIN_PAIRED}"
 
 
 def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Outcome:
@@ -127,87 +138,107 @@ def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> 
 def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[Size, ...], Size | None]:
     """The sizes of `points` that the search visited, in order, and the size it needs next; None = it is over."""
     visited: dict[Size, None] = {}
-    known: dict[int, Outcome] = {}
+    known: dict[int, Assessed] = {}
     while (count := _choose_count(search, known)) is not None:
-        outcome, wanted = _settle_count(search, points, count, visited)
-        if outcome is None:
+        point, wanted = _settle_count(search, points, count, visited)
+        if point is None:
             return tuple(visited), wanted
-        known[count] = outcome
+        known[count] = point
     return tuple(visited), None
 
 
 def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
     """The answer of the points, whether or not the search is over."""
     _, unfinished = trace_path(search, points)
-    holding = sorted(size for size, point in points.items() if point.outcome is Outcome.HOLDS)
-    if not holding:
-        undecided = sorted(size for size, point in points.items() if point.outcome is Outcome.UNDECIDED)
-        return Answer(None, undecided[0] if undecided else None, (), unfinished)
-    fewest = holding[0]
-    best = {size.instances: best_split(points, size.instances) for size in points}
-    larger = (size for count, size in sorted(best.items()) if count > fewest.instances)
-    failing = tuple(size for size in larger if points[size].outcome is not Outcome.HOLDS)
-    possible = fewest
-    while (below := best.get(possible.instances - 1)) and points[below].outcome is Outcome.UNDECIDED:
-        possible = below
-    return Answer(fewest, possible, failing, unfinished)
+    best = {count: best_split(points, count) for count in sorted({size.instances for size in points})}
+    known = {count: points[size] for count, size in best.items()}
+    holding = [count for count, point in known.items() if point.outcome is Outcome.HOLDS]
+    fewest = best[holding[0]] if holding else None
+    _, undecided = _find_undecided(search, known, holding[0] if holding else search.end)
+    failing = tuple(best[count] for count in best if holding and count > holding[0] and count not in holding)
+    return Answer(fewest, best.get(undecided, fewest), failing, unfinished)
 
 
 def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assessed], traces: int) -> Estimate:
     """The fewest instances at which the mean of each percentile meets its limit, with the interval over the traces.
 
-    Fewer than the interval's miss the objective, its upper end holds it, and what is between is undecided.
+    Fewer than the interval's miss the objective, its upper end holds it, and nothing between is known to. It has no
+    upper end where sizes are undecided and none holds; then `reason` says so.
     """
     if known.unfinished is not None:
         return unknown("the search is not over", traces)
-    if known.fewest is None or known.possible is None:
-        return unknown(f"no size of up to {Size(search.most).phrase} holds the objective", traces)
-    low, high = known.possible.instances, known.fewest.instances
-    counts = {size.instances for size in points if low <= size.instances <= high}
-    value = min((count for count in counts if points[best_split(points, count)].distance <= 0), default=high)
-    held = points[known.fewest].estimates.values()
-    if all(one.low is None for one in held):
-        return Estimate(value, n=traces, reason=next(one.reason for one in held), launches=traces)
-    return Estimate(value, low, high, traces, basis=f"over {traces} traces", launches=traces)
+    none_holds = f"no size of up to {Size(search.most).phrase} holds the objective"
+    if known.possible is None:
+        return unknown(none_holds, traces)
+    low, high = known.possible.instances, None if known.fewest is None else known.fewest.instances
+    counts = sorted({size.instances for size in points if low <= size.instances < (high or search.end)})
+    value = next((count for count in counts if points[best_split(points, count)].distance <= 0), high)
+    reason = none_holds if high is None else None
+    if traces < MIN_PAIRED:
+        few = _describe_few(traces)
+        return Estimate(value, n=traces, reason=f"{reason}; {few}" if reason else few, launches=traces)
+    if known.fewest is not None and all(one.low is None for one in points[known.fewest].estimates.values()):
+        reason = next(one.reason for one in points[known.fewest].estimates.values())
+        return Estimate(value, n=traces, reason=reason, launches=traces)
+    return Estimate(value, low, high, traces, reason, f"over {traces} traces", traces)
 
 
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
-    """Of the sizes with this many instances, the one that holds the objective, else the nearest to it."""
+    """Of the sizes with this many instances, one that holds the objective, else an undecided one, else the nearest.
+
+    Of several the nearest: a split that misses it for certain may be nearer on average than one that is undecided.
+    """
     splits = [size for size in points if size.instances == count]
-    return min(splits, key=lambda size: (points[size].outcome is not Outcome.HOLDS, points[size].distance))
+    return min(splits, key=lambda size: (_PREFERENCE.index(points[size].outcome), points[size].distance))
 
 
-def _choose_count(search: Search, known: Mapping[int, Outcome]) -> int | None:
-    """The number of instances to settle next; None = the answer and its neighbors are known."""
-    holding = [count for count, outcome in known.items() if outcome is Outcome.HOLDS]
+def _choose_count(search: Search, known: Mapping[int, Assessed]) -> int | None:
+    """The number of instances to settle next; None = the answer, its neighbors and what is undecided are known."""
+    holding = [count for count, point in known.items() if point.outcome is Outcome.HOLDS]
     if not holding:
         largest = max(known, default=0)
         if not largest:
             return max(search.least, min(search.start, search.most))
-        return None if largest >= search.most else min(search.most, 2 * largest)
+        return min(search.most, 2 * largest) if largest < search.most else _choose_undecided(search, known, search.end)
     fewest = min(holding)
     below = max((count for count in known if count < fewest), default=search.least - 1)
     if fewest - below > 1:
         return (below + fewest) // 2
-    undecided = fewest - 1
-    while known.get(undecided) is Outcome.UNDECIDED:
-        undecided -= 1
-    for count in (fewest + 1, fewest - 2, undecided):
+    for count in (fewest + 1, fewest - 2):
         if search.least <= count <= search.most and count not in known:
             return count
-    return None
+    return _choose_undecided(search, known, fewest)
+
+
+def _choose_undecided(search: Search, known: Mapping[int, Assessed], above: int) -> int | None:
+    """Halves down to the fewest undecided instances below `above`, then to the fewest that meet it on average."""
+    failing, undecided = _find_undecided(search, known, above)
+    if undecided - failing > 1:
+        return (failing + undecided) // 2
+    band = [count for count in known if undecided <= count < above]
+    meeting = min((count for count in band if known[count].distance <= 0), default=above)
+    missing = max((count for count in band if count < meeting), default=undecided - 1)
+    return (missing + meeting) // 2 if meeting - missing > 1 else None
+
+
+def _find_undecided(search: Search, known: Mapping[int, Assessed], above: int) -> tuple[int, int]:
+    """The fewest instances below `above` that are undecided (`above` = none are), after the most below those that are
+    known: all of them miss the objective."""
+    undecided = (count for count, point in known.items() if count < above and point.outcome is Outcome.UNDECIDED)
+    fewest = min(undecided, default=above)
+    return max((count for count in known if count < fewest), default=search.least - 1), fewest
 
 
 def _settle_count(
     search: Search, points: Mapping[Size, Assessed], count: int, visited: dict[Size, None]
-) -> tuple[Outcome | None, Size | None]:
-    """The outcome of this many instances, or the size that must be simulated first."""
+) -> tuple[Assessed | None, Size | None]:
+    """The best split of this many instances, or the size that must be simulated first."""
     if not search.pooled:
         size = Size(count)
         if size not in points:
             return None, size
         visited[size] = None
-        return points[size].outcome, None
+        return points[size], None
     low, high = 1, count - 1
     while True:
         middle = (low + high) // 2
@@ -217,9 +248,9 @@ def _settle_count(
                 return None, size
             visited[size] = None
             if points[size].outcome is Outcome.HOLDS:
-                return Outcome.HOLDS, None
+                return points[size], None
         if low == high:
-            return points[Size(count, low)].outcome, None
+            return points[best_split(points, count)], None
         if points[Size(count, middle)].distance <= points[Size(count, middle + 1)].distance:
             high = middle
         else:

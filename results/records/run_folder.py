@@ -44,6 +44,7 @@ _TYPES: Mapping[str, type] = {
     "inputs.grid.saturation": dict,
     "inputs.grid.phase_b": dict,
     "inputs.grid.slo": dict,
+    "inputs.grid.simulation": dict,
 }
 """What `run_facts` reads of a plan, by dotted key."""
 _TYPE_NAMES = {str: "text", int: "integer", list: "list", dict: "object"}
@@ -89,6 +90,8 @@ class RunFacts:
     """The model that stood in for engines; empty = engines were real."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
+    shares_cores: bool = False
+    """Engines share the cores of one host: they are CPU builds, or simulated with contention."""
 
     @property
     def named(self) -> dict[str, str | int | None]:
@@ -141,6 +144,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
     simulated = _read_text(inputs, "simulated")
+    simulation = _read_numbers(_read_object(_read_object(inputs, "grid"), "simulation"))
     kind = _read_text(_read_object(_read_object(inputs, "profile"), "engine"), "kind")
     return (
         RunFacts(
@@ -159,6 +163,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root, kind))),
             simulated=simulated,
             host=_describe_host(root),
+            shares_cores=simulation.get("contention", 0.0) > 0 if simulated else kind == "cpu",
         ),
         tuple(Gap(artifact_name(path), reason) for reason in _find_other_types(plan)),
     )

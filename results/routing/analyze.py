@@ -246,7 +246,7 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
     by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
-    arms = _list_arms(loads, cells, named, uneven, facts.engine_kind, couplings)
+    arms = _list_arms(loads, cells, named, uneven, facts, couplings)
     settings = max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=())
     judged = (*judge_claims(arms, pairs, moves), *judge_sweeps(loads, arms, settings, measurements))
     claims, points = _correct_together(judged, floor, simulated=bool(facts.simulated))
@@ -350,7 +350,7 @@ def _list_arms(
     cells: Sequence[LoadedCell],
     named: Sequence[Mapping[str, str]],
     uneven: Sequence[Mapping[str, str]],
-    engine_kind: str,
+    facts: RunFacts,
     couplings: Sequence[Coupling],
 ) -> list[Arms]:
     """The arms of the claims under each load; `named`, `uneven`: labels by row and by split, under each load."""
@@ -358,7 +358,7 @@ def _list_arms(
     arms = []
     for load, labels, pools in zip(loads, named, uneven, strict=True):
         own = [cell for cell in cells if cell.record.label in load.labels]
-        arms.append(Arms(labels, measure_scale(own, engine_kind, no_loop), pools, load.text))
+        arms.append(Arms(labels, measure_scale(own, facts, no_loop), pools, load.text))
     return arms
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from results.measures.turns import Turns
+from results.records.run_folder import RunFacts
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Ranks, Samples
 
@@ -17,7 +18,10 @@ NO_SECOND_TURN = "every session of the trace has one turn: none can be kept or m
 MIN_INSTANCES = 8
 MIN_HOT_PER_INSTANCE = 4
 MIN_TURNS = 10
-SUSTAINED = "a rate that its policies sustain without a limit on sessions in flight (preset `steady`)"
+STEADY_PRESET = "preset `steady`"
+LIGHTER = "a larger `time_scale`, as of preset `fleet-light`"
+"""Of simulated engines: the rates of `steady` are more than a fleet of models serves under every policy."""
+SUSTAINED = "a rate that its policies sustain without a limit on sessions in flight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Scale:
 
     instances: int
     shares_cores: bool
-    """The instances are CPU builds of the engine on one host."""
+    """As in RunFacts."""
     hot_sessions: int
     """The fewest sessions that have half of the input tokens."""
     hot_turns: float
@@ -54,6 +58,17 @@ class Scale:
     """By label: why no loop of dispatch coupling is stated; empty where one may be."""
     follows_sessions: bool = True
     """Some session has a second turn."""
+    simulated: bool = False
+
+    @property
+    def lighter(self) -> str:
+        """Where a user finds a rate that more policies sustain."""
+        return LIGHTER if self.simulated else STEADY_PRESET
+
+    @property
+    def sustained(self) -> str:
+        """What a run must have whose policies have a steady state."""
+        return f"{SUSTAINED} ({self.lighter})"
 
     @property
     def lacks_instances(self) -> Lack:
@@ -99,7 +114,7 @@ class Scale:
         """
         parts = self._name_no_loop(labels)
         if parts:
-            remedy = "a rate that both sustain without a limit on sessions in flight shows it (preset `steady`)"
+            remedy = f"a rate that both sustain without a limit on sessions in flight shows it ({self.lighter})"
             parts.append(Lack(remedy))
         return _join_lacks([self.lacks_instances, *parts])
 
@@ -113,7 +128,8 @@ class Scale:
         return _join_lacks(self._name_no_loop(labels))
 
     def _name_no_loop(self, labels: Sequence[str]) -> list[Lack]:
-        return [Lack(f"{label}: {self.no_loop[label]}", needs=SUSTAINED) for label in labels if self.no_loop.get(label)]
+        whys = {label: self.no_loop.get(label) for label in labels}
+        return [Lack(f"{label}: {why}", needs=self.sustained) for label, why in whys.items() if why]
 
 
 def _join_lacks(parts: Sequence[Lack]) -> Lack:
@@ -131,14 +147,24 @@ def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:
     return tokens[largest_first], counts[largest_first]
 
 
-def measure_scale(cells: Sequence[LoadedCell], engine_kind: str, no_loop: Mapping[str, str]) -> Scale:
+def measure_scale(cells: Sequence[LoadedCell], facts: RunFacts, no_loop: Mapping[str, str]) -> Scale:
     """`cells`: they replay one trace on as many instances. `no_loop`: as in Scale."""
     turns = next((cell.turns for cell in cells if cell.turns is not None), None)
-    instances = max((len(cell.record.engines) for cell in cells), default=0)
-    cap = max((int(cell.record.replay.get("max_inflight_sessions") or 0) for cell in cells), default=0)
+    empty = Scale(
+        instances=max((len(cell.record.engines) for cell in cells), default=0),
+        shares_cores=facts.shares_cores,
+        hot_sessions=0,
+        hot_turns=0.0,
+        max_inflight_sessions=max(
+            (int(cell.record.replay.get("max_inflight_sessions") or 0) for cell in cells), default=0
+        ),
+        no_loop=no_loop,
+        simulated=bool(facts.simulated),
+    )
     if turns is None or not turns.index.size:
-        return Scale(instances, engine_kind == "cpu", 0, 0.0, cap, no_loop)
+        return empty
     tokens, counts = sort_sessions(turns)
     hot = 1 + int(np.searchsorted(np.cumsum(tokens), tokens.sum() / 2))
-    hot_turns = float(np.median(counts[:hot]))
-    return Scale(instances, engine_kind == "cpu", hot, hot_turns, cap, no_loop, follows_sessions=bool(counts.max() > 1))
+    return replace(
+        empty, hot_sessions=hot, hot_turns=float(np.median(counts[:hot])), follows_sessions=bool(counts.max() > 1)
+    )

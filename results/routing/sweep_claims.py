@@ -19,7 +19,7 @@ from results.routing.claim_rules import NO_TRIALS, gate_claim, judge_direction
 from results.routing.loads import Load, LoadJudgement, judge_whole_run
 from results.routing.measurements import Measurements, ratio_interval
 from results.routing.metrics import metric_named
-from results.routing.scale import SUSTAINED, Lack, Scale
+from results.routing.scale import Lack, Scale
 from results.routing.specification import FULL, Setting
 from results.routing.verdicts import STATIC_PD, STICKY, Arms
 from results.statistics.estimates import Samples
@@ -126,7 +126,7 @@ def _judge_trend(
     scale = points[0].scale
     few = scale.lacks_instances or scale.lacks_sessions
     if few or len(steady) < 2 or (left_out and judgement.outcome is Outcome.FAILS):
-        return gate_claim(judgement, few or Lack(judgement.reason, needs=SUSTAINED), by_plan=bool(few))
+        return gate_claim(judgement, few or Lack(judgement.reason, needs=scale.sustained), by_plan=bool(few))
     return judgement
 
 

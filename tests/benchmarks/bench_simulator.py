@@ -5,7 +5,7 @@
 
 - mooncake: the requests of Mooncake's conversation trace (blocks of 512 tokens), repeated up to `--requests`: hashes of
   each repetition are its own, and its arrivals are drawn again at the recorded mean rate, by seed; 8 instances
-- agentic: generated sessions with the statistics of specs/ear (blocks of 16 tokens), 8 instances
+- agentic: generated sessions with the statistics of specs/ear (blocks of 64 tokens), 8 instances
 - instances: the same requests as `mooncake`, 100,000 of them, 125 times as fast, before 1000 instances
 - --dynamo: instead, the trace as it is, before 8 instances, by this simulator and by ai-dynamo's offline replay (its
   mocker), of which PYTHON is an interpreter that has `ai-dynamo` and `ai-dynamo-runtime` installed

@@ -26,7 +26,7 @@ from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
-from runners.experiments.routing.engine_model import describe_model, read_model
+from runners.experiments.routing.engine_model import describe_model, read_models
 from runners.experiments.routing.grid import slug
 from runners.experiments.routing.plan import can_move, cell_params, why_no_trace
 from runners.experiments.routing.simulation import make_simulation_spec
@@ -46,7 +46,8 @@ class Capacity:
         self._context = context
         self._policies = {grid.routing.label(policy): policy for policy in grid.routing.policies}
         config = context.configs[grid.routing.config]
-        self._moves_kv = can_move(config, context.profile.engine.kind) and read_model(grid.routing).link is not None
+        self._models = read_models(grid.routing)
+        self._moves_kv = can_move(config, context.profile.engine.kind) and self._models[""].link is not None
         self._paths: dict[str, tuple[tuple[Size, ...], Size | None]] = {}
         """By label, as of `trace_path`; dropped when a further point is measured."""
         self._paths_lock = threading.Lock()
@@ -127,7 +128,7 @@ class Capacity:
         folder = context.attempt_folder(cell, attempt)
         path = context.layout.trace_of(sized.params.get("trace", ""), sized.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
-        spec = make_simulation_spec(sized, grid, path, trace.block_tokens, folder, context)
+        spec = make_simulation_spec(sized, grid, self._models, path, trace.block_tokens, folder, context)
         spec = msgspec.structs.replace(spec, router=replace(spec.router, decisions_path=""))  # no number needs the log
 
         def show(tick: SimulationTick) -> None:

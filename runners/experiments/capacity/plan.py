@@ -48,9 +48,7 @@ AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
 EXAMPLE = "search.max_instances=16"
 REMEDY = "correct that key in the profile or in --set; docs/simulator.md lists them"
 CHECKS = 4
-"""Steps beyond doubling and halving: neighbors of the answer, and undecided sizes below it."""
-SPLITS = 4
-"""Splits that a search with pools simulates for each number of instances, for the number of steps."""
+"""Steps beyond doubling and halving: two neighbors of the answer, and two more where sizes are not monotone."""
 COMPUTE_S = 5.0
 
 
@@ -178,10 +176,15 @@ def _list_cells(grid: CapacityGrid) -> Iterator[CellPlan]:
 
 
 def count_steps(search: Search) -> int:
-    """The most steps of a search: doubling, halving down to one size, and CHECKS around it."""
+    """The most steps of a search: doubling, halving down to one size, halving twice below it, and CHECKS.
+
+    With pools each number of instances takes two splits per halving of their range.
+    """
     doubling = max(0, math.ceil(math.log2(search.most / search.start)))
     halving = math.ceil(math.log2(max(search.start, search.most / 2, 2)))
-    return (1 + doubling + halving + CHECKS) * (SPLITS if search.pooled else 1)
+    undecided = 2 * math.ceil(math.log2(max(search.most, 2)))
+    splits = max(1, 2 * math.ceil(math.log2(max(search.most - 1, 1)))) if search.pooled else 1
+    return (1 + doubling + halving + undecided + CHECKS) * splits
 
 
 def expect_steps(search: Search) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec import UNSET
 
@@ -29,6 +31,17 @@ def read_model(grid: Grid, variation: str = "") -> EngineFile:
             remedy="name a model of `tracon simulate calibrate`, or set simulation.step_noise",
         )
     return engine
+
+
+def read_models(grid: Grid) -> Mapping[str, EngineFile]:
+    """The models of a grid that is simulated, each by the variation that names it; "" is the grid's own.
+
+    A run reads them once: a file that is edited meanwhile changes none of its cells.
+    """
+    if grid.simulation is None:
+        return {}
+    others = (f"{OTHER_ENGINE}{name}" for name in grid.further_engines)
+    return {variation: read_model(grid, variation) for variation in ("", *others)}
 
 
 def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:

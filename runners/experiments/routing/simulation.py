@@ -23,13 +23,14 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.artifacts import Replayed, adopt_cell, describe_engine, publish_cell
-from runners.experiments.routing.engine_model import read_model, shape_model
+from runners.experiments.routing.engine_model import read_models, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import SimulatedWatch
 from runners.router.spec import InstanceSpec, KvEndpoint
+from runners.simulator.engine_file import EngineFile
 from runners.simulator.places import LOCAL, LocalSimulations
 from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
 
@@ -52,6 +53,7 @@ class SimulatedCells:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
+        self._models = read_models(grid)
         place = LOCAL if grid.simulation is None else grid.simulation.place
         self._ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
 
@@ -112,7 +114,7 @@ class SimulatedCells:
         context, folder = self._context, self._context.attempt_folder(cell, attempt)
         path = context.layout.trace_of(cell.params.get("trace", ""), cell.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
-        spec = make_simulation_spec(cell, self._grid, path, trace.block_tokens, folder, context)
+        spec = make_simulation_spec(cell, self._grid, self._models, path, trace.block_tokens, folder, context)
         return _Task(trace, spec, TrialLayout(folder))
 
     async def _publish(self, cell: CellPlan, attempt: int, task: _Task, ended: SimulationOutcome) -> CellOutcome:
@@ -125,12 +127,18 @@ class SimulatedCells:
 
 
 def make_simulation_spec(
-    cell: CellPlan, grid: Grid, trace: Path, block_tokens: int, folder: Path, context: RunContext
+    cell: CellPlan,
+    grid: Grid,
+    engines: Mapping[str, EngineFile],
+    trace: Path,
+    block_tokens: int,
+    folder: Path,
+    context: RunContext,
 ) -> SimulationSpec:
-    """`folder`: of the attempt."""
+    """`engines`: as `read_models` has them. `folder`: of the attempt."""
     assert grid.simulation is not None
     variation, roles = cell.params.get("variation", ""), cell.params["roles"]
-    engine = vary_engine(read_model(grid, variation), variation)
+    engine = vary_engine(engines.get(variation, engines[""]), variation)
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")

@@ -118,6 +118,14 @@ def test_the_answer_has_its_interval_over_the_traces_in_page_table_and_file() ->
     }  # fmt: skip
 
 
+def test_sizes_that_may_hold_it_are_stated_where_none_does() -> None:
+    likely = assess_value(1.9, spread=1.5)
+    whole = analysis(policy(Search(2, 2), {Size(1): MISSES, Size(2): likely}))
+    (question,) = build_page(whole).undecided
+    assert "undecided from 2 on" in question.text
+    assert "2 [2, ?] over 3 traces (no size of up to 2 instances holds" in str(build_report(whole).tables[1].rows)
+
+
 def test_of_one_trace_the_interval_is_null_with_a_reason() -> None:
     once = assess(LIMITS, [{"ttft_p90": 1.0}], (1.0,))
     whole = analysis(policy(Search(1, 8), {Size(1): once}, traces=1))

@@ -122,6 +122,35 @@ def test_without_an_answer_the_instances_needed_are_unknown_with_the_reason() ->
         assert why in (needed.reason or "")
 
 
+@pytest.mark.parametrize(("nearest", "value"), [(1.9, 6), (2.1, None)])
+def test_sizes_that_may_hold_it_are_an_interval_without_an_upper_end(nearest: float, value: int | None) -> None:
+    """None holds it, so the reason says so; some may."""
+    values = {4: (9.0, 1.01), 5: (2.2, 1.5), 6: (nearest, 1.5), 8: (2.1, 1.5)}
+    points = {Size(count): assess_value(*drawn) for count, drawn in values.items()}
+    known = replace(answer(Search(8, 8), points), unfinished=None)
+    assert (known.fewest, known.possible) == (None, Size(5))
+    needed = estimate_needed(Search(8, 8), known, points, 3)
+    assert (needed.value, needed.low, needed.high) == (value, 5, None)
+    assert "no size of up to 8" in (needed.reason or "")
+    of_two = estimate_needed(Search(8, 8), known, points, 2)
+    assert (of_two.value, of_two.low) == (value, None)
+    assert "2 traces" in (of_two.reason or "")
+
+
+def test_a_split_that_may_hold_it_makes_its_number_of_instances_undecided() -> None:
+    """Another split is nearer on average, and misses it for certain."""
+    points = {Size(3, 1): assess_value(2.1, spread=1.001), Size(3, 2): assess_value(2.5, spread=1.5)}
+    assert points[Size(3, 1)].distance < points[Size(3, 2)].distance
+    found = answer(Search(3, 3, pooled=True), points)
+    assert (found.fewest, found.possible) == (None, Size(3, 2))
+
+
+def test_an_undecided_size_below_one_that_misses_belongs_to_the_interval() -> None:
+    values = {3: (9.0, 1.01), 4: (2.0, 1.5), 5: (9.0, 1.01), 6: (1.0, 1.01), 7: (1.0, 1.01)}
+    points = {Size(count): assess_value(*drawn) for count, drawn in values.items()}
+    assert answer(Search(6, 8), points).possible == Size(4)
+
+
 def test_an_objective_is_read_with_its_units() -> None:
     assert parse_slo("ttft_p90=2s, tpot_p99=50ms") == (Limit("ttft", 90, 2.0), Limit("tpot", 99, 0.05))
 

@@ -11,7 +11,7 @@ import pytest
 
 from results.routing.analyze import analyze
 from results.routing.loads import Load
-from results.routing.scale import SUSTAINED, Scale
+from results.routing.scale import Scale
 from results.routing.specification import FULL, Setting
 from results.routing.sweep_claims import judge_sweeps
 from results.routing.verdicts import STATIC_PD, STICKY, Arms
@@ -107,7 +107,7 @@ def test_two_trials_or_one_load_with_a_steady_state_decide_no_trend() -> None:
     unsteady = judge_ratios(STICKY, "trace", rising, unsteady=["policy 1"])[SKEW]
     assert unsteady.outcome == Outcome.OPEN
     assert "no ratio at 60 % in 1 % of the sessions: policy 1: no steady state" in unsteady.reason
-    assert unsteady.needs == SUSTAINED
+    assert unsteady.needs == LARGE.sustained
 
 
 @pytest.mark.parametrize(("largest", "outcome"), [(1.0, Outcome.HOLDS), (9.0, Outcome.OPEN)])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from results.records.estimate import Estimate
+from results.records.run_folder import RunFacts
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -324,6 +325,10 @@ def test_claims_about_the_load_of_the_system_need_instances_of_their_own_and_a_l
             assert (claim.outcome, claim.label, claim.p) == (Outcome.OPEN, "not testable at this scale", p)
             assert part in claim.reason
     assert "preset `steady`" in claim.reason, "what would test it"
+    simulated = judge_loop(replace(LARGE, no_loop=no_loop, simulated=True))[OF_LOOP[0]]
+    assert "preset `steady`" not in simulated.reason, "its rates are too high for simulated fleets"
+    assert "preset `fleet-light`" in simulated.reason
+    assert "preset `fleet-light`" in simulated.needs
 
 
 def test_what_the_data_leave_untestable_stays_among_the_claims_that_are_corrected_together() -> None:
@@ -443,6 +448,6 @@ def test_under_several_loads_each_claim_is_judged_by_itself_and_named_after_its_
 
 def test_the_scale_is_counted_from_the_turns() -> None:
     cells = [loaded(World(sessions=10, turns=4, instances=2), Truth("a"))]
-    scale = measure_scale(cells, "cpu", {})
+    scale = measure_scale(cells, RunFacts("a", shares_cores=True), {})
     assert (scale.instances, scale.shares_cores, scale.hot_sessions, scale.hot_turns) == (2, True, 5, 4.0)
     assert scale.max_inflight_sessions == 0

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -34,9 +35,10 @@ from runners.cli.asking import ask_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.registry import experiment_named
-from runners.experiments.routing.engine_model import shape_model
+from runners.experiments.routing.engine_model import read_models, shape_model
 from runners.experiments.routing.grid import Grid
-from runners.simulator.engine_file import read_engine
+from runners.experiments.routing.simulation import make_simulation_spec
+from runners.simulator.engine_file import FOLDER, read_engine
 from state.store import RunStore
 from state.workspace import Workspace
 from tests.e2e.cli import view_of
@@ -281,6 +283,20 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
     assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b-roofline"
     assert plan.inputs["engine_model"]["calibrated"] is False
     assert {"simulation.engine=h20-qwen3-coder-30b-a3b-roofline", "instances=6"} <= set(plan.inputs["settings"])
+
+
+def test_an_engine_model_that_is_edited_during_a_run_changes_none_of_its_cells(tmp_path: Path) -> None:
+    """Two models in one run would be compared as if they were one."""
+    path = tmp_path / "mine.toml"
+    path.write_bytes((FOLDER / "h20-qwen3-coder-30b-a3b.toml").read_bytes())
+    prepared = plan_run(engine=str(path))
+    grid, models = prepared.draft.grid, read_models(prepared.draft.grid)
+    path.write_text(path.read_text().replace("base_s = 3.53e-3", "base_s = 9e-3"))
+    assert read_engine(str(path)).model.step.base_s == 9e-3
+    cell = next(cell for cell in prepared.plan.cells if cell.kind == "replay")
+    context: Any = SimpleNamespace(profile=prepared.profile)
+    spec = make_simulation_spec(cell, grid, models, tmp_path / "trace", 16, tmp_path, context)
+    assert {model.step.base_s for model in spec.models.values()} == {3.53e-3}
 
 
 def test_engines_of_a_grid_that_schedules_by_priority_are_simulated_so() -> None:
