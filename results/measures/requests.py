@@ -122,7 +122,7 @@ def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
 
 
 def _count_lost(slow: pd.DataFrame, cut: pd.DataFrame) -> Mapping[str, Lost]:
-    """By metric, the requests of which nothing is known; `cut`: those of `slow` that the drain cut or that timed out."""
+    """By metric, the requests of which nothing is known; `cut`: those of `slow` that were cut or timed out."""
     failed = slow[slow["status"] == RequestStatus.ERROR.value]
     early = cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)
     lost = Lost(len(failed))

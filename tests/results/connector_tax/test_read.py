@@ -227,7 +227,7 @@ def test_where_many_requests_failed_no_latency_is_known(folder: ConfigLayout, ev
         else:
             assert (p90.value, p90.n, p90.reason) == (None, 200, f"20 of 200 requests failed and have no {title}")
             assert p90.low is not None, "the least it can be"
-    measurements = Measurements([summary], lambda _: request_samples(path))
+    measurements = Measurements([summary], lambda _: measure_cell(path)[1])
     taken = measurements.get(JudgedLoad("A", 4.0, summary.shape), "plain", "ttft_s")
     assert bool(taken.trials) == (lost == 10), "no tax uses it"
     assert Lost(1, 1).describe() == "failed or were cut or timed out before their first token"
