@@ -16,10 +16,11 @@ import numpy as np
 from results.measures.drift import DriftVerdict, drift_of
 from results.pd_lifecycle.paired_requests import COMBINED, TTFT
 from results.pd_lifecycle.phases import TURNED
-from results.pd_lifecycle.read import CellKey, MeasuredCell
+from results.pd_lifecycle.read import CellKey
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord, RequestConfig
+from results.records.lifecycle_cells import MeasuredCell
 from results.records.percent import format_percent
 from results.statistics.trials import MIN_PAIRED
 

@@ -14,7 +14,8 @@ from results.records.errors import DAMAGED_JSON
 from results.records.estimate import figure
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
-from results.records.lifecycle import LifecycleRecord, LoadSpan, RequestConfig, parse_cell_name, read_lifecycle
+from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle
+from results.records.lifecycle_cells import CellFailure, MeasuredCell
 from results.records.link import LinkRecord
 from results.records.skipped_cells import describe_skip
 
@@ -53,42 +54,6 @@ class Collected:
     cells: Mapping[CellKey, MeasuredCell] = field(default_factory=dict)
     """Finished cells."""
     failures: tuple[FailedCell, ...] = ()
-
-
-class _DiscardedRow(msgspec.Struct, frozen=True):
-    repetition: int
-    reason: str = ""
-
-
-class _Engine(msgspec.Struct, frozen=True):
-    block_tokens: int | None = None
-    kv_capacity_tokens: int | None = None
-
-
-class MeasuredCell(msgspec.Struct, frozen=True):
-    """The commit mark of a cell, as far as the analysis reads it."""
-
-    checksums: Mapping[str, str] = {}
-    discarded: Sequence[_DiscardedRow] = ()
-    engines: Mapping[str, _Engine] = {}
-    load: Mapping[str, LoadSpan] = {}
-    """By side."""
-
-    @property
-    def block_tokens(self) -> int | None:
-        """Block size of the prefill instance, whose blocks the transfer moves."""
-        return self.engines["prefill"].block_tokens if "prefill" in self.engines else None
-
-    @property
-    def capacity_tokens(self) -> int | None:
-        """Of the smaller KV cache of those reported."""
-        known = [one.kv_capacity_tokens for one in self.engines.values() if one.kv_capacity_tokens]
-        return min(known, default=None)
-
-
-class _FailedCell(msgspec.Struct, frozen=True):
-    reason: str = ""
-    discarded: Sequence[_DiscardedRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +105,7 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], lis
     for path in layout.failures():
         named = parse_cell_name(path.parent.name)
         try:
-            failed_cell = msgspec.json.decode(path.read_bytes(), type=_FailedCell)
+            failed_cell = msgspec.json.decode(path.read_bytes(), type=CellFailure)
         except (OSError, *DAMAGED_JSON) as error:
             gaps.append(Gap(artifact_name(path.parent), f"{path.name} cannot be read: {error}"))
             continue

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from results.records import decisions, events, lifecycle
+from results.records import decisions, events, lifecycle, lifecycle_cells
 from results.records.declaration import Field, fields_of
 from results.records.engine_gates import EngineGate, EngineGates
 from results.records.environment import CapturedEnvironment
 from results.records.estimate import Estimate
-from results.records.gpu import GpuSample
+from results.records.gpu import GpuSample, GpuUse
 from results.records.host import HostSample
 from results.records.instance_events import InstanceEvent
 from results.records.launches import LaunchConfig, LaunchRecord
@@ -163,6 +163,21 @@ DECLARED: tuple[Declared, ...] = (
         lifecycle.Colo,
         lifecycle.Ids,
     ),
+    Declared(lifecycle_cells.MeasuredCell, (f"{LIFECYCLE_CELL}cell.json",)),
+    *_declare_inside(
+        lifecycle_cells.MeasuredCell,
+        lifecycle_cells.DiscardedMeasurement,
+        lifecycle_cells.Seeding,
+        lifecycle_cells.Aged,
+        lifecycle_cells.WarmUp,
+        lifecycle.LoadSpan,
+        lifecycle_cells.LifecycleEngine,
+        GpuUse,
+    ),
+    *_declare_inside(lifecycle_cells.Seeding, lifecycle_cells.HeldTokens),
+    *_declare_inside(lifecycle.LoadSpan, lifecycle.EngineLoad),
+    Declared(lifecycle_cells.CellFailure, (f"{LIFECYCLE_CELL}failed.json",)),
+    Declared(lifecycle_cells.LifecycleRequest, (f"{LIFECYCLE_CELL}requests.jsonl",)),
     Declared(LinkRecord, (f"{LIFECYCLE}link.json",)),
 )
 
@@ -190,13 +205,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile(f"{TRIAL}router.spec.json", "The router's options."),
     OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options."),
     OtherFile(f"{LIFECYCLE}engines/<start>/router.spec.json", "The router's options."),
-    OtherFile(f"{LIFECYCLE_CELL}cell.json", "Commit mark of a cell: settings, seedings, loads, GPU use, checksums."),
-    OtherFile(f"{LIFECYCLE_CELL}failed.json", "Why the last attempt at a cell failed; replaces its other files."),
-    OtherFile(
-        f"{LIFECYCLE_CELL}requests.jsonl",
-        "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`, `plain`), "
-        "`repetition`, its `place` in it, whether that is the `first`, and the names of the `others`.",
-    ),
     OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/connector_tax/saturation.py)."),
     *(
         OtherFile(name, _ANALYZED)

@@ -230,11 +230,13 @@ class EngineLoad:
     """One reading of an engine's counters, which start with the engine. None = unknown, `reason` says why."""
 
     preemptions: int | None = None
+    """Of requests."""
     prefix_cache_queries: int | None = None
     """Tokens looked up."""
     prefix_cache_hits: int | None = None
     """Tokens that were cached."""
     reason: str = ""
+    """Why they are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +244,9 @@ class LoadSpan:
     """One engine before the first and after the last request of a cell."""
 
     begin: EngineLoad = field(default_factory=EngineLoad)
+    """Before the first request."""
     end: EngineLoad = field(default_factory=EngineLoad)
+    """After the last one."""
 
     @property
     def preemptions(self) -> int | None:

@@ -173,8 +173,8 @@ _TRANSFER = (
     ),
     Term(
         "handover", "",
-        "a transfer of a request's whole prompt: the prefill instance computes it, then the decode instance takes its KV "
-        "and generates",
+        "a transfer of a request's whole prompt: the prefill instance computes it, then the decode instance takes its "
+        "KV and generates",
     ),
     Term("combined instance", "", "one instance that does prefill and decode of a request"),
     Term(

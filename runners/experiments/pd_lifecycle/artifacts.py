@@ -17,17 +17,20 @@ RUN/results/lifecycle/
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from results.measures.columns import floats_or_nan
+from results.records.errors import DAMAGED_JSON
 from results.records.events import RESIDUAL_BELOW
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle_cells import CellFailure, DiscardedMeasurement, LifecycleEngine, MeasuredCell
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
 from results.statistics.estimates import percentile
@@ -37,7 +40,7 @@ from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
-from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
+from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from state.process_identity import boot_id
 
 MEDIANS = (
@@ -51,8 +54,11 @@ def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
     if not is_complete(mark, cell.cell):
         return None
-    stored = msgspec.json.decode(mark.read_bytes())
-    return CellOutcome(stored["headline"], stored["degraded"])
+    try:
+        stored = msgspec.json.decode(mark.read_bytes(), type=MeasuredCell)
+    except DAMAGED_JSON:
+        return None
+    return CellOutcome(stored.headline, stored.degraded)
 
 
 def publish_cell(
@@ -79,8 +85,8 @@ def publish_cell(
     checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
     mark = attempted.cell
-    facts = _cell_facts(cell, attempt, grid, bench, measurements, names, outcome)
-    write_indented_json(mark, facts | {"gpu": msgspec.to_builtins(gpu), "checksums": checksums})
+    measured = _describe_cell(cell, attempt, grid, bench, measurements, outcome)
+    write_indented_json(mark, replace(measured, records=tuple(names.values()), gpu=gpu, checksums=checksums))
     placed.unlink(missing_ok=True)
     shutil.rmtree(placed.parent, ignore_errors=True)
     publish(
@@ -102,13 +108,13 @@ def _span_ns(measurements: Measurements) -> tuple[int, int]:
 
 def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measurements, context: RunContext) -> None:
     """Write why the cell failed, and its discarded measurements, to `failed.json`. Raises OSError."""
-    failure = {
-        "cell": cell.cell,
-        "attempt": attempt,
-        "reason": reason,
-        "discarded": _discarded_rows(measurements),
-        "measured": len(measurements.records),
-    }
+    failure = CellFailure(
+        cell=cell.cell,
+        attempt=attempt,
+        reason=reason,
+        discarded=_list_discarded(measurements),
+        measured=len(measurements.records),
+    )
     path = LifecycleLayout(context.layout.root).failed(shape_of(cell), cell.trial)
     write_indented_json(path, failure)
 
@@ -149,56 +155,51 @@ def _median_of(values: Sequence[float | None]) -> float | None:
     return percentile(floats_or_nan(values), 0.5).value
 
 
-def _cell_facts(
-    cell: CellPlan,
-    attempt: int,
-    grid: Grid,
-    bench: Bench,
-    measurements: Measurements,
-    names: Mapping[int, str],
-    outcome: CellOutcome,
-) -> dict[str, Any]:
-    commit = commit_of()
-    return {
-        "cell": cell.cell,
-        **params_of(shape_of(cell)),
-        "attempt": attempt,
-        "records": list(names.values()),
-        "discarded": _discarded_rows(measurements),
-        "seedings": msgspec.to_builtins(measurements.seedings),
-        "configs": list(grid.configs),
-        "dispatch": grid.dispatch,
-        "order": grid.order,
-        "baseline": THROUGH if grid.baseline else "",
-        "counted_by": bench.counted_by,
-        "place": cell.params["place"],
-        "turn": cell.params["turn"],
-        "trial": cell.trial,
-        "aged": msgspec.to_builtins(bench.aged),
-        "warm_ups": msgspec.to_builtins(bench.warm_ups),
-        "load": msgspec.to_builtins(measurements.load),
-        "engines": {name: _engine_facts(bench, member) for name, member in bench.members.items()},
-        "clocks": {"client": boot_id(), "router": boot_id()},
-        "headline": dict(outcome.summary),
-        "degraded": outcome.degraded,
-        "git_commit": commit.sha,
-        "git_reason": commit.reason,
-        "version": 2,
-    }
+def _describe_cell(
+    cell: CellPlan, attempt: int, grid: Grid, bench: Bench, measurements: Measurements, outcome: CellOutcome
+) -> MeasuredCell:
+    """The commit mark, but for what is known of its files."""
+    commit, shape = commit_of(), shape_of(cell)
+    return MeasuredCell(
+        cell=cell.cell,
+        prior_context=shape.prior_context,
+        new_tokens=shape.current_new_tokens,
+        output_length=shape.output_length,
+        attempt=attempt,
+        discarded=_list_discarded(measurements),
+        seedings=tuple(measurements.seedings),
+        configs=grid.configs,
+        dispatch=grid.dispatch,
+        order=grid.order,
+        baseline=THROUGH if grid.baseline else "",
+        counted_by=bench.counted_by,
+        place=cell.params["place"],
+        turn=cell.params["turn"],
+        trial=cell.trial,
+        aged=bench.aged,
+        warm_ups=bench.warm_ups,
+        load=measurements.load,
+        engines={name: _describe_engine(bench, member) for name, member in bench.members.items()},
+        clocks={"client": boot_id(), "router": boot_id()},
+        headline=dict(outcome.summary),
+        degraded=outcome.degraded,
+        git_commit=commit.sha,
+        git_reason=commit.reason,
+    )
 
 
-def _discarded_rows(measurements: Measurements) -> list[dict[str, Any]]:
-    return [{"repetition": one.repetition, "reason": one.discarded} for one in measurements.discarded]
+def _list_discarded(measurements: Measurements) -> tuple[DiscardedMeasurement, ...]:
+    return tuple(DiscardedMeasurement(one.repetition, one.discarded) for one in measurements.discarded)
 
 
-def _engine_facts(bench: Bench, member: Member) -> dict[str, Any]:
-    return {
-        "instance": member.engine.name,
-        "config": member.engine.spec.config,
-        "url": member.engine.url,
-        "pid": member.engine.pid,
-        "started_by": member.engine.spec.started_by,
-        "files": "/".join(member.layout.root.parts[-3:]),
-        "block_tokens": bench.block_tokens,
-        "kv_capacity_tokens": bench.capacity_tokens,
-    }
+def _describe_engine(bench: Bench, member: Member) -> LifecycleEngine:
+    return LifecycleEngine(
+        instance=member.engine.name,
+        config=member.engine.spec.config,
+        url=member.engine.url,
+        pid=member.engine.pid,
+        started_by=member.engine.spec.started_by,
+        files="/".join(member.layout.root.parts[-3:]),
+        block_tokens=bench.block_tokens,
+        kv_capacity_tokens=bench.capacity_tokens,
+    )

@@ -19,6 +19,7 @@ from launch.instance import http_client
 from results.records.decisions import Role
 from results.records.events import Noted
 from results.records.layout import AttemptLayout, LifecycleLayout
+from results.records.lifecycle_cells import Aged, WarmUp
 from results.records.plan import CellPlan
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
@@ -26,7 +27,7 @@ from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.experiments.engine_choice import common_block_tokens
 from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
 from runners.experiments.pd_lifecycle import static_pd_or_combined
-from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache, NotEmptied
+from runners.experiments.pd_lifecycle.caches import Caches, EngineCache, NotEmptied
 from runners.experiments.pd_lifecycle.evidence import NEEDED, SIDES, WRITE
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
@@ -69,15 +70,6 @@ class Draw:
             return []
         drawn = token_ids(seed=self.seed, cell_index=stream, index=index, count=count, low=self.low, high=self.high)
         return [int(token) for token in drawn]
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """One request that set up connections after the engines' start."""
-
-    purpose: str
-    ttft_ms: float | None
-    status: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from results.records.lifecycle_cells import Aged, HeldTokens, Seeding
 from runners.errors import CellFailed
 from runners.samplers.engine import MetricsText
 
@@ -34,38 +34,6 @@ AGE_AT_A_TIME = 4
 
 class NotEmptied(CellFailed):
     """The engine does not empty its prefix cache; only a restart does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Tokens of a prefix that each engine holds, by its own count."""
-
-    prefill: int
-    decode: int
-    plain: int | None = None
-    """None = there is no plain combined engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seeding:
-    """How the caches were seeded with a prefix: a row of the cell's record."""
-
-    prior_context: int
-    emptied: str
-    """How they were emptied before, and how that was verified."""
-    tries: int
-    held: Held
-    t_unix_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Aged:
-    """The prompts that aged the KV pool of each new engine; `reason`: why there were none."""
-
-    requests: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    reason: str = ""
 
 
 class EngineCache:
@@ -211,13 +179,13 @@ class Caches:
             f"the decode engine {held.decode}{plain}"
         )
 
-    async def count_held(self) -> Held:
+    async def count_held(self) -> HeldTokens:
         """Tokens of the prefix that each engine holds; the check makes it the last to be evicted.
 
         It runs without a prefix too, so that every measured request follows the same requests.
         """
         prompt = [*self.prefix, *self._fresh(FRESH_TOKENS)]
-        return Held(*await _await_all([engine.compute_prompt(prompt) for engine in self._engines]))
+        return HeldTokens(*await _await_all([engine.compute_prompt(prompt) for engine in self._engines]))
 
     async def ensure_held(self) -> Seeding | None:
         """Verify that all hold the whole prefix, and seed again after an eviction; returns that seeding, if any.
@@ -233,9 +201,9 @@ class Caches:
         """Record that a prompt was sent to an engine."""
         self._sent = prompt[: 2 * self._block_tokens]
 
-    def _whole(self) -> Held:
+    def _whole(self) -> HeldTokens:
         """What each engine holds where none of the prefix is evicted."""
-        return Held(*(len(self.prefix) for _ in self._engines))
+        return HeldTokens(*(len(self.prefix) for _ in self._engines))
 
 
 async def _compute_all(engine: EngineCache, prompts: Sequence[list[int]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.events import CellProgressed, LifecycleMeasured
 from results.records.layout import AttemptLayout, in_trial
 from results.records.lifecycle import NO_PLAIN, Colo, EngineLoad, LifecycleRecord, LoadSpan, RequestConfig
+from results.records.lifecycle_cells import LifecycleRequest, Seeding
 from results.records.plan import CellPlan
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
-from runners.experiments.pd_lifecycle.caches import Seeding
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.one_at_a_time import completion_body
@@ -177,7 +177,7 @@ class LifecycleCell:
         sent = {}
         for index, purpose in enumerate(purposes):
             await self._ensure_held()
-            others = [names[other] for other in purposes if other != purpose]
+            others = tuple(names[other] for other in purposes if other != purpose)
             row = {"repetition": repetition, "place": index, "first": not index, "others": others}
             sent[purpose] = await self._send_request(purpose, names[purpose], model, row)
         return Repetition(repetition, sent)
@@ -206,7 +206,7 @@ class LifecycleCell:
         if dead:
             raise CellFailed(f"{dead}; the request ended as {record.status}: {record.error or 'no error'}")
         local = await self._local_tokens()
-        row = {"request": name, "purpose": purpose, **more, **msgspec.to_builtins(record)}
+        row = LifecycleRequest(request=name, purpose=purpose, **more, **asdict(record))
         with self._requests.open("ab") as file:
             file.write(_encode(row) + b"\n")
         await self.evidence.wait_until_complete(name, EVIDENCE_WITHIN_S)

@@ -34,7 +34,8 @@ HELD: Mapping[str, set[str]] = {
     "connector-tax": LOADED,
     "connector-tax-confirm": LOADED,
     "routing": LAUNCHED | REPLAYED | {"TraceRecord", "InterferenceRecord", "MetricsRecord", "ProbeEvent"},
-    "pd-lifecycle": LAUNCHED | {"LifecycleRecord", "DecisionRecord", "LinkRecord", "ProbeEvent"},
+    "pd-lifecycle": LAUNCHED
+    | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"},
 }
 """By golden run: records that its JSON files hold."""
 

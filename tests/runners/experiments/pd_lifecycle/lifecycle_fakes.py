@@ -15,8 +15,9 @@ import httpx
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
+from results.records.lifecycle_cells import Aged
 from runners.experiments.pd_lifecycle.bench import Bench, Draw
-from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache
+from runners.experiments.pd_lifecycle.caches import Caches, EngineCache
 from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COMBINED, PLAIN
 from runners.load.stream import Exchange
 from state.process_identity import boot_id

@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from results.pd_lifecycle.read import read_records
 from results.records.gpu import HEADER, GpuSample, format_sample, read_gpu_log
 from results.records.layout import LifecycleLayout, RunLayout, publish
+from results.records.lifecycle_cells import DiscardedMeasurement, LifecycleRequest, MeasuredCell
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
@@ -115,6 +117,26 @@ async def test_a_cell_whose_files_were_changed_is_measured_again(run: Path, name
     await finish(run)
     path = LifecycleLayout(run).cell(SHAPE).parent / name
     path.write_bytes(path.read_bytes()[:-2])
+    assert adopt_cell(cell(SHAPE), context(run)) is None
+
+
+async def test_the_commit_mark_has_what_the_analysis_reads_of_it(run: Path) -> None:
+    _, measurements = await finish(run, failing=frozenset({1}))
+    path = LifecycleLayout(run).cell(SHAPE)
+    mark = msgspec.json.decode(path.read_bytes(), type=MeasuredCell)
+    assert set(json.loads(path.read_text())) == {one.name for one in dataclasses.fields(MeasuredCell)}
+    assert mark.discarded == (DiscardedMeasurement(2, measurements.discarded[0].discarded),)
+    assert mark.records == tuple(f"{SHAPE.label}_rep{number}.json" for number in range(1, 6))
+    assert read_records(run).cells == {(0, *SHAPE.key): mark}
+    rows = msgspec.json.Decoder(LifecycleRequest).decode_lines((path.parent / "requests.jsonl").read_bytes())
+    assert {row.repetition for row in rows} == {1, 2, 3, 4, 5}
+    assert all(row.first == (row.place == 0) for row in rows)
+
+
+async def test_a_mark_of_another_form_finishes_no_cell(run: Path) -> None:
+    await finish(run)
+    mark = LifecycleLayout(run).cell(SHAPE)
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"headline": 3}))
     assert adopt_cell(cell(SHAPE), context(run)) is None
 
 
