@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -79,11 +78,21 @@ def step_progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def encode_json(value: object) -> bytes:
-    """As JSON. Bytes of a file's name that are no UTF-8 become lone surrogates, which msgspec refuses to encode."""
+    """As JSON. Bytes of a file's name that are no UTF-8 are lone surrogates in Python, which no JSON may hold: each
+    becomes its escape as text, `\\udcff`.
+    """
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value)).encode()
+        return msgspec.json.encode(_escape_surrogates(msgspec.to_builtins(value)))
+
+
+def _escape_surrogates(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escape_surrogates(key): _escape_surrogates(each) for key, each in value.items()}
+    return [_escape_surrogates(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def print_json(value: object) -> None:

@@ -182,6 +182,13 @@ class _XzReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """To the beginning, the only place that `_open_file` goes back to."""
+        assert offset == whence == 0
+        self._packed.seek(0)
+        self._stream = _open_xz_stream()
+        return 0
+
     def readinto(self, buffer: object, /) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         piece = self._read_piece(len(view))
@@ -238,10 +245,13 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        """For `io.BufferedReader`, which seeks back within its buffer and never calls `seek`."""
         return True
 
     def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._position = self._unpacker.seek(offset, whence)
         return self._position
 
     def readinto(self, buffer: object, /) -> int:

@@ -292,8 +292,8 @@ def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
 
 
 def read_admin_token() -> bytes:
-    """The token that the operator's pages require; empty = none. Raises RouterError for one that is set and empty, as by
-    a command that failed: the pages would be open to every program on this machine.
+    """The token that the operator's pages require; empty = none. Raises RouterError for one that is set and empty, as
+    by a command that failed: the pages would be open to every program on this machine.
     """
     token = os.environ.get(ADMIN_TOKEN)
     if token is not None and not token.strip():
