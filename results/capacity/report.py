@@ -98,9 +98,7 @@ def describe_needed(policy: PolicyCapacity) -> str | None:
         return None
     if needed.low is None:
         return f"{needed.value:g} (no interval: {needed.reason})"
-    value, low, high = (
-        "?" if number is None else f"{number:g}" for number in (needed.value, needed.low, needed.high)
-    )
+    value, low, high = ("?" if number is None else f"{number:g}" for number in (needed.value, needed.low, needed.high))
     why = "" if needed.high is not None else f" ({needed.reason})"
     return f"{value} [{low}, {high}] {needed.basis}{why}"
 

@@ -141,8 +141,9 @@ def test_a_split_that_may_hold_it_makes_its_number_of_instances_undecided() -> N
     """Another split is nearer on average, and misses it for certain."""
     points = {Size(3, 1): assess_value(2.1, spread=1.001), Size(3, 2): assess_value(2.5, spread=1.5)}
     assert points[Size(3, 1)].distance < points[Size(3, 2)].distance
-    found = answer(Search(3, 3, pooled=True), points)
-    assert (found.fewest, found.possible) == (None, Size(3, 2))
+    assert answer(Search(3, 3, pooled=True), points).possible == Size(3, 2)
+    found = answer(Search(4, 4, pooled=True), points | {Size(4, 2): assess_value(1.0)})
+    assert (found.fewest, found.possible) == (Size(4, 2), Size(3, 2))
 
 
 def test_an_undecided_size_below_one_that_misses_belongs_to_the_interval() -> None:
