@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from launch.errors import EngineMissing
 from launch.local import LocalBackend
 from tests.engine_home import linked_home
 from tests.examples import HYPOTHESIS_DEFAULT, examples
-from tests.ports import WORKER, worker_number
+from tests.ports import worker_number
 from tests.unsynchronized import no_wait_for_the_disk
 
 HERE = Path(__file__).parent
 RUNS = {f"e2e/test_{name}.py" for name in ("chaos", "connector_tax", "gpu_host", "pd_lifecycle", "routing")}
 """Tests of runs on real engines: they take about as long as all other tests of real engines together."""
-NICENESS = 5
-"""Of tests without an engine beside other workers: those of real engines have limits of time."""
 TIMED = "running_server"
 """Fixture of the tests that compare stamps with a server's: another test on the other core would disturb them."""
 TIMED_FOLDERS = ("benchmarks", "launch", "patches", "runners/load")
@@ -56,12 +53,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test of real engines has the engine environment of its worker: tests apply the patches and remove them. The
-    others wait for it where the cores are few; no test of real engines comes after them in a worker."""
-    has_engine = item.get_closest_marker("engine") is not None
-    if WORKER in os.environ and not has_engine:
-        _step_back()
-    home = _make_home() if worker_number() and has_engine else None
+    """A test of real engines has the engine environment of its worker: tests apply the patches and remove them."""
+    home = _make_home() if worker_number() and item.get_closest_marker("engine") else None
     with pytest.MonkeyPatch.context() as patch:
         if home is not None:
             patch.setenv("TRACON_HOME", str(home))
@@ -80,12 +73,6 @@ def find_group(item: pytest.Item) -> str:
     if item.get_closest_marker("engine") is None:
         return file
     return "engines of runs" if file in RUNS else "engines"
-
-
-@functools.cache
-def _step_back() -> None:
-    """From now on this worker leaves the cores to the engines of others, as far as they want them."""
-    os.nice(NICENESS)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ _synchronize = os.fsync
 
 
 class _Connection(sqlite3.Connection):
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:  # noqa: ANN401  # as sqlite3 has it
         return super().execute("PRAGMA synchronous = OFF" if sql in SYNCHRONOUS else sql, parameters)
 
 

@@ -11,13 +11,13 @@ from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
 from runners.router.whatif import what_if
 from runners.router.why import explain_picks
-from tests.runners.router.routers import instances, router, until
+from tests.runners.router.routers import STEADY, instances, router, until
 
 
 @pytest.mark.parametrize("policy", ["lmetric", "unified", "kv_aware", "sticky"])
 async def test_every_live_pick_is_made_again_from_its_record(policy: str, tmp_path: Path) -> None:
     async with instances("e0", "e1", "e2") as backends:
-        async with router(backends, policy, folder=tmp_path) as running:
+        async with router(backends, policy, folder=tmp_path, health=STEADY) as running:
             await until(lambda: len(running.available()) == 3)
 
             async def session(number: int) -> None:
