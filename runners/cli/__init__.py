@@ -7,6 +7,8 @@ import os
 import platform
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,14 +25,25 @@ from runners.errors import RunnerError
 class Commands(TyperGroup):
     """Quotes a wrong argument harmlessly: a shell may have put in the name of a file."""
 
-    def invoke(self, ctx: Any) -> object:  # noqa: ANN401  (typer has no public name for this class)
-        try:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  (typer has no public name for it)
+        with _make_usage_visible():
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> object:  # noqa: ANN401  (the same)
+        with _make_usage_visible():
             return super().invoke(ctx)
-        except Exception as error:
-            usage: Any = error
-            if isinstance(getattr(usage, "message", None), str):
-                usage.message = visible(usage.message)
-            raise
+
+
+@contextmanager
+def _make_usage_visible() -> Iterator[None]:
+    """Escape control characters in the message of an error about arguments."""
+    try:
+        yield
+    except Exception as error:
+        usage: Any = error
+        if isinstance(getattr(usage, "message", None), str):
+            usage.message = visible(usage.message)
+        raise
 
 
 app = typer.Typer(
