@@ -26,7 +26,7 @@ from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped
 from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
-from runners.experiments.routing.engine_model import describe_model, read_models
+from runners.experiments.routing.engine_model import describe_engine_file, read_models
 from runners.experiments.routing.grid import slug
 from runners.experiments.routing.plan import can_move, cell_params, why_no_trace
 from runners.experiments.routing.simulation import make_simulation_spec
@@ -152,7 +152,7 @@ class Capacity:
                 limit.name: find_percentile(turns, limit.metric, limit.percent, trace.requests)
                 for limit in self._grid.limits
             },
-            simulated=describe_model(grid),
+            simulated=describe_engine_file(self._models[""]),
             simulation_s=perf_counter() - begin_s,
         )
         write_indented_json(self._path_of(cell, size), point)

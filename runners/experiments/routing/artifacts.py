@@ -33,7 +33,6 @@ from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
-from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.kv_movements import count_movements, movement_headline
 from runners.load.replay_spec import ReplayOutcome
@@ -65,6 +64,8 @@ class Replayed:
     engines: tuple[RoutedEngine, ...]
     spans: Mapping[str, CounterSpan]
     """Per instance."""
+    simulated: str = ""
+    """The model that stands in for the engines; empty = they are real."""
 
 
 def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
@@ -92,7 +93,7 @@ def publish_cell(
     samples = decode_rows(written.engines.read_bytes(), EngineSample)
     gpu = _measure_gpu(cell, grid, outcome, written.gpu_util, context)
     record = _make_record(cell, attempt, grid, trace, replayed, gpu)
-    write_indented_json(written.config, _describe_config(cell, grid, trace, context))
+    write_indented_json(written.config, _describe_config(cell, grid, trace, context, replayed.simulated))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in replayed.spans.items()})
     log = [] if decisions is None else [written.decisions]
     measured = [written.config, written.metrics, *log, written.engines, written.apc, written.gpu_util]
@@ -180,7 +181,7 @@ def _make_record(
         git_reason=commit.reason,
         gpu_utilisation=gpu.utilisation,
         gpu_reason=gpu.reason,
-        simulated=describe_model(grid, cell.params.get("variation", "")),
+        simulated=replayed.simulated,
         kv_cache_memory_bytes=cell.params.get("kv_cache_memory_bytes"),
         variation=cell.params.get("variation", ""),
     )
@@ -233,7 +234,9 @@ def describe_engine(instance: InstanceSpec, span: CounterSpan, started_by: str, 
     )
 
 
-def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext) -> dict[str, Any]:
+def _describe_config(
+    cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext, simulated: str
+) -> dict[str, Any]:
     """The settings of the cell, for its `config.json`."""
     profile = context.profile
     return {
@@ -251,7 +254,7 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
-        **({"simulated": describe_model(grid, cell.params.get("variation", ""))} if grid.simulation else {}),
+        **({"simulated": simulated} if simulated else {}),
     }
 
 

@@ -44,6 +44,11 @@ def read_models(grid: Grid) -> Mapping[str, EngineFile]:
     return {variation: read_model(grid, variation) for variation in ("", *others)}
 
 
+def find_model(models: Mapping[str, EngineFile], variation: str) -> EngineFile:
+    """The model of a cell under its variation, of those that `read_models` has read."""
+    return models.get(variation, models[""])
+
+
 def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int | None) -> EngineModel:
     """One instance's model with the grid's limits and scheduling, and its KV cache where the model knows bytes.
 
@@ -62,10 +67,12 @@ def shape_model(grid: Grid, engine: EngineFile, role: str, kv_cache_bytes: int |
     return msgspec.structs.replace(engine.model, **{name: own for name, own in chosen.items() if own is not None})
 
 
-def describe_model(grid: Grid, variation: str = "") -> str:
-    """What stands in for engines, of a cell under its variation; empty where they are real."""
-    if grid.simulation is None:
-        return ""
-    engine = read_model(grid, variation)
+def describe_model(grid: Grid) -> str:
+    """What stands in for the engines of a planned run; empty where they are real."""
+    return "" if grid.simulation is None else describe_engine_file(read_model(grid))
+
+
+def describe_engine_file(engine: EngineFile) -> str:
+    """The model's title, and whether it is fitted to a real engine."""
     fitted = "fitted to the step times of a real engine" if engine.calibrated else "UNCALIBRATED"
     return f"{engine.title} ({fitted})"

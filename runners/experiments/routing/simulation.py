@@ -23,7 +23,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.artifacts import Replayed, adopt_cell, describe_engine, publish_cell
-from runners.experiments.routing.engine_model import read_models, shape_model
+from runners.experiments.routing.engine_model import describe_engine_file, find_model, read_models, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
@@ -120,7 +120,8 @@ class SimulatedCells:
     async def _publish(self, cell: CellPlan, attempt: int, task: _Task, ended: SimulationOutcome) -> CellOutcome:
         spans = {name: CounterSpan(ZERO, counters) for name, counters in ended.counters.items()}
         engines = tuple(describe_engine(one, spans[one.instance], SIMULATED) for one in task.spec.router.instances)
-        replayed = Replayed(ended.replay, ended.router, engines, spans)
+        model = describe_engine_file(find_model(self._models, cell.params.get("variation", "")))
+        replayed = Replayed(ended.replay, ended.router, engines, spans, model)
         return await asyncio.to_thread(
             publish_cell, cell, attempt, self._grid, task.trace, replayed, task.layout.root, self._context
         )
@@ -138,7 +139,7 @@ def make_simulation_spec(
     """`engines`: as `read_models` has them. `folder`: of the attempt."""
     assert grid.simulation is not None
     variation, roles = cell.params.get("variation", ""), cell.params["roles"]
-    engine = vary_engine(engines.get(variation, engines[""]), variation)
+    engine = vary_engine(find_model(engines, variation), variation)
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")

@@ -26,6 +26,7 @@ from results.records.events import (
     RouterSampled,
 )
 from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
+from results.records.turns import TraceRecord
 from results.routing.analyze import analyze
 from results.routing.compare import build_comparable
 from results.routing.figures import SCHEMATICS
@@ -38,6 +39,7 @@ from runners.experiments.registry import experiment_named
 from runners.experiments.routing.engine_model import read_models, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.simulation import make_simulation_spec
+from runners.experiments.routing.trace import require_trace
 from runners.simulator.engine_file import FOLDER, read_engine
 from state.store import RunStore
 from state.workspace import Workspace
@@ -297,6 +299,27 @@ def test_an_engine_model_that_is_edited_during_a_run_changes_none_of_its_cells(t
     context: Any = SimpleNamespace(profile=prepared.profile)
     spec = make_simulation_spec(cell, grid, models, tmp_path / "trace", 16, tmp_path, context)
     assert {model.step.base_s for model in spec.models.values()} == {3.53e-3}
+
+
+def test_a_run_ends_with_the_engine_model_that_it_began_with(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cells name the model that was simulated, whatever the file has become."""
+    path = tmp_path / "mine.toml"
+    path.write_bytes((FOLDER / "h20-qwen3-coder-30b-a3b.toml").read_bytes())
+    title = read_engine(str(path)).title
+
+    def damage_model(trace: Path) -> TraceRecord:
+        path.write_text("no model")
+        return require_trace(trace)
+
+    monkeypatch.setenv("TRACON_HOME", str(home))
+    folder = create_run(Workspace(tmp_path / "runs"), plan_run(engine=str(path), policies=("EAR",), trials=1))
+    monkeypatch.setattr("runners.experiments.routing.simulation.require_trace", damage_model)
+    work_off(folder)
+    (cell,) = trial_layouts(folder)
+    for file in (cell.cell, cell.config):
+        assert json.loads(file.read_bytes())["simulated"].startswith(title)
 
 
 def test_engines_of_a_grid_that_schedules_by_priority_are_simulated_so() -> None:
