@@ -119,11 +119,10 @@ def begin_log(connection: sqlite3.Connection) -> None:
 def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
     """Bring the file to today's schema, or refuse one that a newer Tracon wrote.
 
-    Raises StoreUnusable for a file of a newer schema, of an older one that may only be read, and for one that holds no
-    run or that another program has changed.
+    Raises StoreUnusable for a file of a newer schema, of an older one that may only be read, that holds no run, or that
+    has a view or a trigger.
     """
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')").fetchone():
-        raise _not_ours(path)  # reading a view may run for ever, and a trigger may delete what is written
+    _refuse_programs(connection, path)
     version = _read_version(connection, path)
     if version > len(MIGRATIONS):
         remedy = "use the Tracon that wrote it, or a newer one"
@@ -143,6 +142,16 @@ def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool)
         raise
 
 
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Reading a view may run for ever, and a trigger may delete what is written: Tracon makes neither."""
+    sql = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+    row = connection.execute(sql).fetchone()
+    if row is not None:
+        kind, name = row
+        remedy = f"drop it if it is yours (`DROP {kind.upper()}` in `sqlite3`), else get an unchanged copy of the run"
+        raise StoreUnusable(f"{path} has the {kind} {name!r}, which Tracon did not make", remedy=remedy)
+
+
 def _read_version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
@@ -150,7 +159,8 @@ def _read_version(connection: sqlite3.Connection, path: Path) -> int:
     except (sqlite3.OperationalError, TypeError, ValueError) as error:
         if isinstance(error, sqlite3.OperationalError) and "no such table" not in str(error):
             raise
-        raise _not_ours(path) from error
+        message = f"{path} is no state file of Tracon"
+        raise StoreUnusable(message, remedy="name the folder of a run; `tracon list` shows them") from error
 
 
 def _migrate_schema(connection: sqlite3.Connection, version: int) -> None:
@@ -158,9 +168,3 @@ def _migrate_schema(connection: sqlite3.Connection, version: int) -> None:
         for statement in step:
             connection.execute(statement)
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('schema_version', ?)", (str(len(MIGRATIONS)),))
-
-
-def _not_ours(path: Path) -> StoreUnusable:
-    return StoreUnusable(
-        f"{path} is no state file of Tracon", remedy="name the folder of a run; `tracon list` shows them"
-    )

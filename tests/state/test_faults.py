@@ -246,14 +246,14 @@ def test_a_file_that_is_no_state_file_is_refused(tmp_path: Path, content: bytes)
 
 
 @pytest.mark.parametrize(
-    "statement",
+    ("statement", "kind"),
     [
-        "CREATE VIEW cells AS WITH RECURSIVE n(cell) AS (SELECT 1 UNION ALL SELECT cell + 1 FROM n) SELECT cell FROM n",
-        "CREATE TRIGGER forget AFTER INSERT ON journal BEGIN DELETE FROM journal; END",
+        ("CREATE VIEW cells AS WITH RECURSIVE n(i) AS (SELECT 1 UNION SELECT i + 1 FROM n) SELECT i FROM n", "view"),
+        ("CREATE TRIGGER forget AFTER INSERT ON journal BEGIN DELETE FROM journal; END", "trigger"),
     ],
     ids=["endless view", "trigger"],
 )
-def test_a_state_file_with_a_program_in_it_is_refused(statement: str, tmp_path: Path) -> None:
+def test_a_state_file_with_a_program_in_it_is_refused(statement: str, kind: str, tmp_path: Path) -> None:
     """A folder may come from anyone."""
     folder = tmp_path / "run"
     a_run(folder).close()
@@ -262,8 +262,9 @@ def test_a_state_file_with_a_program_in_it_is_refused(statement: str, tmp_path: 
         connection.execute(statement)
         connection.commit()
     for read_only in (True, False):
-        with pytest.raises(StoreUnusable, match="no state file of Tracon"):
+        with pytest.raises(StoreUnusable, match=f"has the {kind} '") as refused:
             RunStore.open(folder, read_only=read_only)
+        assert f"DROP {kind.upper()}" in refused.value.remedy
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
