@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from launch.profile import Kind
+from results.records.events import InstanceChanged
 from results.records.host import SLOW, find_usual_us, read_host
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from runners.samplers.host import read_clock, shares_between, time_work
+from state.errors import StateError
+from state.store import RunStore
 from state.workspace import Workspace
 
 SAMPLE_S = 0.5
@@ -64,12 +69,22 @@ def _time_fastest_work() -> float:
 
 
 def find_usual_work_us(workspace: Workspace) -> float | None:
-    """What the fixed piece of work takes on this host, by the newest run that timed it; None = no run did."""
+    """What the fixed piece of work takes on this host, by the newest run that timed it here; None = no run did."""
     for run in workspace.runs():
         usual_us = find_usual_us(read_host(RunLayout(run.folder).host_csv))
-        if usual_us is not None:
+        if usual_us is not None and _ran_here(run.folder):
             return usual_us
     return None
+
+
+def _ran_here(folder: Path) -> bool:
+    """Whether this host started the run's first engine: the folder may be a copy of another host's run."""
+    here = platform.node()
+    with suppress(StateError, OSError), RunStore.open(folder, read_only=True) as store:
+        events = (recorded.event for recorded in store.events())
+        hosts = (event.host for event in events if isinstance(event, InstanceChanged) and event.host)
+        return next(hosts, "") == here
+    return False
 
 
 def explain_unrest(rest: HostRest, kind: Kind, usual_us: float | None = None) -> str:
@@ -87,7 +102,7 @@ def explain_unrest(rest: HostRest, kind: Kind, usual_us: float | None = None) ->
     if usual_us is not None and rest.work_us is not None and rest.work_us > SLOW * usual_us:
         signs.append(
             f"its cores are slow, which no counter shows: a fixed piece of work takes {rest.work_us:.0f} us, in the "
-            f"newest run {usual_us:.0f} us"
+            f"newest run on this host {usual_us:.0f} us"
         )
     if not signs:
         return ""

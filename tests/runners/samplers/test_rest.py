@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from results.records.events import Noted
+from results.records.events import InstanceChanged, InstanceState, Noted
 from results.records.host import HEADER
 from results.records.layout import RunLayout
 from runners.campaign.experiment import RunOptions
@@ -86,20 +87,35 @@ def test_slow_cores_are_named_where_a_run_has_shown_them_faster() -> None:
     assert explain_unrest(SLOW_CORES, "cpu") == "", "no run has timed the work"
 
 
-def test_a_plan_holds_the_cores_against_the_newest_run_that_timed_them(
+def started_on(host: str) -> InstanceChanged:
+    return InstanceChanged("plain-1", "plain", InstanceState.STARTING, pid=1, host=host)
+
+
+def test_a_plan_holds_the_cores_against_the_newest_run_that_timed_them_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     workspace = Workspace(tmp_path)
     assert find_usual_work_us(workspace) is None
     folder = create_run(workspace, prepare(RunOptions("connector-tax", preset="smoke")), "")
-    assert find_usual_work_us(workspace) is None
     rows = [",".join(HEADER), *(f"cell,{second},0.0,0.1,0.0,0.0,{140 + second}" for second in range(20))]
+    with RunStore.open(folder) as store:
+        store.append(started_on(platform.node()))
+    assert find_usual_work_us(workspace) is None
     RunLayout(folder).host_csv.write_text("\n".join(rows) + "\n")
     assert find_usual_work_us(workspace) == 142, "of the fastest tenth"
     monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: SLOW_CORES)
     command = ["plan", "connector-tax", "--workspace", str(tmp_path), "--json"]
     notes = json.loads(CliRunner().invoke(app, command).stdout)["notes"]
     assert any("This host is not at rest: its cores are slow" in note for note in notes)
+
+
+@pytest.mark.parametrize("host", ["", "another"])
+def test_a_run_that_was_copied_from_another_host_says_nothing_of_this_ones_cores(host: str, tmp_path: Path) -> None:
+    folder = create_run(Workspace(tmp_path), prepare(RunOptions("connector-tax", preset="smoke")), "")
+    RunLayout(folder).host_csv.write_text(f"{','.join(HEADER)}\ncell,1,0.0,0.1,0.0,0.0,140\n")
+    with RunStore.open(folder) as store:
+        store.append(started_on(host))
+    assert find_usual_work_us(Workspace(tmp_path)) is None
 
 
 def test_a_simulated_plan_needs_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
