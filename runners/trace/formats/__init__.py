@@ -22,7 +22,7 @@ FORMATS: Mapping[str, Reader] = {
     "tracon": open_tracon,
 }
 MAX_HASHES = 1 << 30
-"""Of a trace in memory: 8 GiB."""
+"""Of a trace in memory: 8 GiB where turns share them, 40 GiB where the file states each."""
 _MARKS = {"tracon": b'"tracon_trace"', "bailian": b'"chat_id"', "agentic": b'"requests"', "mooncake": b'"hash_ids"'}
 """A word in the first line that identifies the format, in the order of the checks."""
 
@@ -43,7 +43,9 @@ def open_trace(
 
 
 def read_trace(path: Path | str, format: str | None = None) -> Trace:
-    """Read the trace into memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
+    """Read the trace into memory: about 8 bytes per block hash that turns share in the file, 40 per other one, and 200
+    per turn. Raises as `open_trace` does, and RunnerError for more than MAX_HASHES.
+    """
     facts, sessions = open_trace(path, format)
     whole: list[Session] = []
     hashes = 0
