@@ -14,7 +14,7 @@ Blocks = list[list[int]]
 
 @dataclass
 class Request:
-    """vLLM's Request, of whichever part its parameters say."""
+    """vLLM's Request; its parameters name its part in a transfer."""
 
     request_id: str
     kv_transfer_params: dict[str, Any] | None = None
@@ -25,12 +25,12 @@ class Request:
     prefill_stats: Any = field(default_factory=lambda: SimpleNamespace(num_local_cached_tokens=256))
 
 
-def prefill_leg(request: str, transfer: str | None = None) -> Request:
+def prefill_request(request: str, transfer: str | None = None) -> Request:
     named = {} if transfer is None else {"transfer_id": transfer}
     return Request(request, {"do_remote_decode": True, "do_remote_prefill": False, **named})
 
 
-def decode_leg(request: str, **params: str) -> Request:
+def decode_request(request: str, **params: str) -> Request:
     asked = {"do_remote_decode": False, "do_remote_prefill": True, "remote_engine_id": "the other", **params}
     return Request(request, asked)
 

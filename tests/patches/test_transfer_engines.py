@@ -107,13 +107,13 @@ async def test_a_transfer_of_mooncake_leaves_its_whole_way(backend: LocalBackend
         for transfer in ("warm-up", "measured"):  # a first transfer also connects the engines
             context, prompt = seeded(source)
             await complete(decode, context, 1, None)
-            leg = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
-            await complete(prefill, prompt, 1, leg)
-            leg = {
+            params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer}
+            await complete(prefill, prompt, 1, params)
+            params = {
                 "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": transfer,
                 "remote_engine_id": peer, "remote_bootstrap_addr": address,
             }  # fmt: skip
-            await complete(decode, prompt, 4, leg)
+            await complete(decode, prompt, 4, params)
         sent = wait_for(prefill, lambda said: ends_with(said[-1], "response_sent", transfer="measured"))
         got = wait_for(decode, lambda said: ends_with(said[-1], "scheduled", transfer="measured"))
 
@@ -162,8 +162,8 @@ async def test_a_transfer_of_nixl_leaves_what_it_shows(backend: LocalBackend, tm
         for _ in range(2):
             context, prompt = seeded(source)
             await complete(decode, context, 1, None)
-            leg = {"do_remote_decode": True, "do_remote_prefill": False}
-            offered = (await complete(prefill, prompt, 1, leg))["kv_transfer_params"]
+            params = {"do_remote_decode": True, "do_remote_prefill": False}
+            offered = (await complete(prefill, prompt, 1, params))["kv_transfer_params"]
             await complete(decode, prompt, 4, offered)
         request = offered["remote_request_id"]
         sent = wait_for(prefill, lambda said: ends_with(said[-1], "send_ready", request=request))

@@ -24,10 +24,10 @@ from .fake_transfers import (
     Request,
     Socket,
     Telemetry,
-    decode_leg,
+    decode_request,
     metadata,
     nixl_metadata,
-    prefill_leg,
+    prefill_request,
     wanted,
 )
 from .fake_vllm import Role, make_factory, make_scheduler, step_output
@@ -93,7 +93,7 @@ def names(lines: list[Line]) -> list[str]:
 
 
 def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(engine: Engine) -> None:
-    request = prefill_leg("p-1", "t-1")
+    request = prefill_request("p-1", "t-1")
     engine.schedule(request, cached=128)
     connector = engine.scheduler.connector
     assert connector.request_finished_all_groups(request, ([1, 2, 3], [4])) == (True, None)
@@ -108,7 +108,7 @@ def test_the_scheduler_of_a_prefill_engine_tells_when_it_begins_and_ends(engine:
 
 def test_a_prefill_whose_blocks_are_not_kept_says_so(engine: Engine) -> None:
     engine.scheduler.connector.sends = False
-    request = prefill_leg("p-1", "t-1")
+    request = prefill_request("p-1", "t-1")
     request.status = SimpleNamespace(name="FINISHED_STOPPED")
     engine.scheduler.connector.request_finished_all_groups(request, ([1],))
     (done,) = engine.lines(1)
@@ -116,7 +116,7 @@ def test_a_prefill_whose_blocks_are_not_kept_says_so(engine: Engine) -> None:
 
 
 def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_steps(engine: Engine) -> None:
-    request = decode_leg("d-1", transfer_id="t-1")
+    request = decode_request("d-1", transfer_id="t-1")
     connector = engine.scheduler.connector
     engine.schedule()
     connector.update_state_after_alloc(request, KVCacheBlocks([[7, 8, 9]]), 384)
@@ -137,7 +137,7 @@ def test_the_scheduler_of_a_decode_engine_tells_of_blocks_promotion_and_its_step
 
 
 def test_a_promotion_after_a_failed_load_is_not_ok(engine: Engine) -> None:
-    request = decode_leg("d-1", transfer_id="t-1")
+    request = decode_request("d-1", transfer_id="t-1")
     engine.scheduler.failed_recving_kv_req_ids.add("d-1")
     engine.scheduler._update_waiting_for_remote_kv(request)
     (promoted,) = engine.lines(1)
@@ -146,18 +146,18 @@ def test_a_promotion_after_a_failed_load_is_not_ok(engine: Engine) -> None:
 
 
 def test_a_full_hit_has_blocks_but_none_to_fill(engine: Engine) -> None:
-    decode = decode_leg("d-1", transfer_id="t-1")
+    decode = decode_request("d-1", transfer_id="t-1")
     engine.scheduler.connector.update_state_after_alloc(decode, KVCacheBlocks([[1]]), 0)
     (allocated,) = engine.lines(1)
     assert (allocated["external_tokens"], allocated["blocks"]) == (0, 0)
 
 
-def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_legs(engine: Engine) -> None:
+def test_ordinary_requests_are_seen_when_scheduled_and_never_taken_for_parts_of_a_transfer(engine: Engine) -> None:
     request, again = Request("r-1"), Request("r-2", num_preemptions=1)
     engine.schedule(request, again)
     engine.scheduler.connector.update_state_after_alloc(request, KVCacheBlocks([[1]]), 0)
     engine.scheduler.connector.request_finished_all_groups(request, ([1],))
-    engine.schedule(prefill_leg("p-1", "t-1"))
+    engine.schedule(prefill_request("p-1", "t-1"))
     first, last = engine.lines(2)
     assert (first["request"], first["part"], first["transfer"]) == ("r-1", "none", None)
     assert last["request"] == "p-1", "what was preempted is not scheduled for the first time"
@@ -542,11 +542,11 @@ def test_an_engine_whose_folder_cannot_be_written_serves_on(
     (tmp_path / "file").write_text("")
     engine, worker = mooncake(put_modules, tmp_path / "file")
     for number in range(3):
-        engine.schedule(prefill_leg(f"p-{number}", f"t-{number}"))
+        engine.schedule(prefill_request(f"p-{number}", f"t-{number}"))
         assert worker.start_load_kv(metadata()) == "started"
     (log,) = [log for log in transfer_log._LOGS if log._folder == tmp_path / "file"]
     await_failure(log)
-    engine.schedule(prefill_leg("p-9", "t-9"))
+    engine.schedule(prefill_request("p-9", "t-9"))
     assert capfd.readouterr().err.count("[tracon] transfer log off: ") == 1
     assert (tmp_path / "file").read_text() == ""
 
@@ -561,7 +561,7 @@ def test_two_probes_see_the_same_engine(tmp_path: Path, put_modules: PutModules)
             install(str(folder / "engine_step.jsonl") if install is step_probe.install else str(folder))
         worker = factory.create_connector("config", Role.WORKER, "kv")
         engine = Engine(scheduler(fake_vllm.config()), worker, folder)
-        engine.schedule(prefill_leg("p-1", "t-1"))
+        engine.schedule(prefill_request("p-1", "t-1"))
         engine.scheduler.update_from_output(engine.scheduler.next_output, "model output")
         fake_vllm.work(worker, engine.scheduler.next_output.kv_connector_metadata)
         assert names(engine.lines(1)) == ["scheduled"]

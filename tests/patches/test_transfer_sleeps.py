@@ -19,7 +19,16 @@ import pytest
 from patches import engine_transfers, mooncake_transfers, nixl_transfers
 
 from .conftest import PutModules
-from .fake_transfers import KVCacheBlocks, Pull, Socket, Telemetry, decode_leg, metadata, nixl_metadata, prefill_leg
+from .fake_transfers import (
+    KVCacheBlocks,
+    Pull,
+    Socket,
+    Telemetry,
+    decode_request,
+    metadata,
+    nixl_metadata,
+    prefill_request,
+)
 from .fake_transfers import wanted as wants
 from .test_transfer_probe import Engine, mooncake, nixl
 from .transfer_file import Line
@@ -88,7 +97,7 @@ def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cl
 
 def prefill(engine: Engine, clock: Clock, transfer: str | None) -> None:
     """t2, then t3."""
-    request = prefill_leg("p-1", transfer)
+    request = prefill_request("p-1", transfer)
     engine.schedule(request)
     clock.sleep(PREFILL)
     engine.scheduler.connector.request_finished_all_groups(request, ([1, 2, 3],))
@@ -114,7 +123,7 @@ def check(clock: Clock, lines: list[Line], expected_ms: dict[tuple[str, str], fl
 
 def test_sleeps_in_a_transfer_of_mooncake_come_back(tmp_path: Path, put_modules: PutModules, clock: Clock) -> None:
     engine, worker = mooncake(put_modules, tmp_path)
-    pull, decode = Pull("d-1", "t-1", [[4, 5, 6]]), decode_leg("d-1", transfer_id="t-1")
+    pull, decode = Pull("d-1", "t-1", [[4, 5, 6]]), decode_request("d-1", transfer_id="t-1")
     worker.on_write = partial(clock.sleep, WRITE)
     built = worker._build_transfer_params
 
@@ -154,7 +163,7 @@ def test_sleeps_in_a_read_of_nixl_come_back(
     """Without NIXL's own duration the read ends when the worker sees it: the signal is in the transfer then."""
     engine, worker = nixl(put_modules, tmp_path)
     worker.nixl_wrapper.telemetry = Telemetry(xferDuration=WRITE * 1000) if telemetry else None
-    decode = decode_leg("d-1")
+    decode = decode_request("d-1")
     prefill(engine, clock, None)
     worker.start_load_kv(nixl_metadata({}, send=["p-1"]))
     clock.sleep(ASK)
