@@ -54,7 +54,7 @@ async def verify(
     """Run every gate of `config` on a ready instance, one launched for pre-flight; each step goes to `log`, timed.
 
     `counterpart` launches a second engine for proofs that need one; None where none fits beside the first. Raises
-    HostObstacle where another process listens on one of its ports, or its end cannot be seen.
+    HostObstacle where another process listens on one of its ports, or where it is not visible whether it has ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as file:

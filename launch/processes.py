@@ -87,7 +87,7 @@ def wait_to_see(look: Callable[[], _Seen], pid: int) -> _Seen:
                 raise
             if time.monotonic() > until:
                 raise ProcessesUnseen(
-                    f"whether all of the engine whose process was {pid} has ended cannot be seen: {error}",
+                    f"cannot see whether all processes of the engine with pid {pid} have ended: {error}",
                     remedy=SHORTAGE_REMEDIES.get(error.errno or 0, ""),
                 ) from error
             time.sleep(0.05)
