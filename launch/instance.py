@@ -122,8 +122,9 @@ class Instance:
         return self._link.exited.result() if self._link.exited.done() else None
 
     def alive(self) -> bool:
-        """Whether the very process that was started still runs. One that cannot be looked at, for want of descriptors or
-        memory, counts as running: its guard reports its end.
+        """Whether the very process that was started still runs.
+
+        One that cannot be looked at, for want of descriptors or memory, counts as running: its guard reports its end.
         """
         if self._link.exited.done() or self._link.gone.done():
             return False

@@ -8,9 +8,10 @@ from launch.ports import free_port
 
 WORKER = "PYTEST_XDIST_WORKER"
 """Environment variable: the name of a pytest-xdist worker, `gw0` and on."""
+FIRST, LAST = 18_600, 24_100
+"""Bases of a module's ports: it takes some hundreds from one on."""
 OFFSETS = (0, 5_500, -5_500)
-"""Of the ports of each pytest-xdist worker. Bases are between 18,600 and 24,100, a module takes some hundreds from one
-on, and the kernel gives ports from 32,768 on to clients."""
+"""Of the ports of each pytest-xdist worker. The kernel gives ports from 32,768 on to clients."""
 
 
 def worker_number() -> int:
@@ -20,4 +21,5 @@ def worker_number() -> int:
 
 def own_port(base: int, count: int = 1) -> int:
     """The first of `count` free ports in a row, from `base` on for the first worker."""
+    assert FIRST <= base <= LAST, "another worker's ports, or the kernel's"
     return free_port(base + OFFSETS[worker_number() % len(OFFSETS)], count)

@@ -251,7 +251,7 @@ async def test_a_pair_is_quarantined_by_its_failed_transfer(tmp_path: Path) -> N
 
 async def test_kv_events_rebuild_the_index(tmp_path: Path) -> None:
     pytest.importorskip("zmq")
-    endpoint = f"tcp://127.0.0.1:{own_port(29640)}"
+    endpoint = f"tcp://127.0.0.1:{own_port(20_000)}"
     prompt = list(PREFIX)
     async with instances("a") as (a,):
         member = InstanceSpec("a", a.url, kv_capacity_tokens=4096, block_tokens=BLOCK, kv_events=endpoint)
