@@ -40,8 +40,8 @@ class ExperimentResults(Generic[Analysis]):
     """One section each in the console; the first also below the report's tables in a terminal."""
     page: Callable[[Analysis], Page] | None = None
     """The result on one page: it begins every form of the report and is shown when a run ends."""
-    comparable: Callable[[Analysis, Path], Comparable] | None = None
-    """The numbers of the run in this folder that are compared with another run of the experiment."""
+    comparable: Callable[[Analysis], Comparable] | None = None
+    """The numbers that are compared with another run of the experiment."""
     upgrades: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     """By name of a document: converts one of an older version."""
     why_no_compare: str = ""

@@ -123,4 +123,4 @@ def _build_comparable(results: ExperimentResults[Any], analysis: Any, folder: Pa
 
     if results.comparable is None:
         return None
-    return replace(results.comparable(analysis, folder), origin=read_origin(folder))
+    return replace(results.comparable(analysis), origin=read_origin(folder))

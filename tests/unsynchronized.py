@@ -26,7 +26,7 @@ class _Connection(sqlite3.Connection):
 
 
 def _accept(descriptor: int) -> None:
-    """As `fsync`, which fails of what is no file on a disk."""
+    """As `fsync`, which fails on what is no file on a disk."""
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         _synchronize(descriptor)

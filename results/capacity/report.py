@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
-from results.capacity.search import Assessed, Size
+from results.capacity.search import Assessed, Size, best_split
 from results.capacity.slo import Limit
 from results.records.count import format_count
 from results.records.estimate import figure
@@ -70,17 +70,19 @@ def describe_answer(policy: PolicyCapacity) -> str:
     if answer.unfinished is not None:
         return f"the search is not over: a point of {answer.unfinished.phrase} is missing."
     if answer.fewest is None:
-        largest = max(policy.points, default=None)
-        at = "" if largest is None else f": at {largest.text}, {_describe_values(policy.points[largest])}"
+        at = ""
+        if policy.points:
+            largest = best_split(policy.points, max(policy.points).instances)
+            at = f": at {largest.text}, {_describe_values(policy.points[largest])}"
         undecided = "" if answer.possible is None else f"; undecided from {answer.possible.text} on"
         return f"no size of up to {Size(policy.search.most).phrase} holds it{at}{undecided}."
     held = policy.points[answer.fewest]
     parts = [f"{answer.fewest.phrase} {_state_outcome(answer.fewest, held)} ({_describe_values(held)})"]
-    below = [size for size in policy.points if size.instances == answer.fewest.instances - 1]
-    if below:
-        nearest = min(below, key=lambda size: policy.points[size].distance)
-        point = policy.points[nearest]
-        parts.append(f"{nearest.text} {_state_outcome(nearest, point)} ({_describe_values(point)})")
+    fewer = answer.fewest.instances - 1
+    if any(size.instances == fewer for size in policy.points):
+        below = best_split(policy.points, fewer)
+        point = policy.points[below]
+        parts.append(f"{below.text} {_state_outcome(below, point)} ({_describe_values(point)})")
     if answer.possible is not None and answer.possible != answer.fewest:
         parts.append(f"undecided from {answer.possible.text} on")
     if policy.needed.low is not None:

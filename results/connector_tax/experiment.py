@@ -45,7 +45,7 @@ def _build_page(analysis: Analysis) -> Page:
     return build_page(analysis)
 
 
-def _list_comparable(analysis: Analysis, _root: Path) -> Comparable:
+def _list_comparable(analysis: Analysis) -> Comparable:
     from results.connector_tax.compare import build_comparable
 
     return build_comparable(analysis)

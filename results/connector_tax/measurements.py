@@ -210,7 +210,8 @@ class Measurements:
                 if name in samples and samples[name].size
             }
             # not measured: a percentile among requests that were cut is infinite, or the cell has only its bounds
-            cut = {name for name, trial in trials.items() if math.isinf(trial.value) or _is_bounded(cell, name)}
+            cut = {name for name, trial in trials.items() if math.isinf(trial.value)}
+            cut |= {name for name in POINTS if _is_bounded(cell, name)}  # also where no request has a value
             self._points[cell.path] = {
                 name: trial for name, trial in trials.items() if trial.value > 0 and name not in cut
             }

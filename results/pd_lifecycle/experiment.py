@@ -39,7 +39,7 @@ def _build_page(analysis: LifecycleAnalysis) -> Page:
     return build_page(analysis)
 
 
-def _list_comparable(analysis: LifecycleAnalysis, _root: Path) -> Comparable:
+def _list_comparable(analysis: LifecycleAnalysis) -> Comparable:
     from results.pd_lifecycle.compare import build_comparable
 
     return build_comparable(analysis)

@@ -128,7 +128,7 @@ def sheet(width: float, height: float) -> Drawing:
 
 
 def title_sheet(drawing: Drawing, title: str) -> None:
-    """A title over all panels of the sheet. It may have the name of a file, which is no formula."""
+    """A title over all panels of the sheet. It may contain the name of a file, in which `$` begins no formula."""
     drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9, parse_math=False)
 
 

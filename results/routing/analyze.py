@@ -268,7 +268,7 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
         moves=moves,
         floor=floor,
         points_by_load=points,
-        pools=measure_pools(cells, labels),
+        pools=measure_pools(cells, labels, measurements),
         paper=specification.end_to_end_rows(specified, parameters, even),
         ablation=specification.ablation_rows(specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),

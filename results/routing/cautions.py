@@ -77,10 +77,14 @@ def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
         cautions.append(("trials", why))
     counted = {label: len(analysis.counted(label)) for label in analysis.labels}
     if max(counted.values(), default=0) >= MIN_PAIRED:
-        why = f"fewer than {MIN_PAIRED} trials that count: it is compared with no other policy"
-        cautions += [(label, why) for label, count in counted.items() if count < MIN_PAIRED]
-        selected = ((label, why) for label, why in analysis.selected.items() if counted[label] >= MIN_PAIRED)
-        cautions += [(label, f"it is compared with no other policy: {why}") for label, why in selected]
+        alone = "it is compared with no other policy"
+        for label, count in counted.items():
+            why = analysis.selected.get(label, "")
+            if count < MIN_PAIRED:
+                few = f"fewer than {MIN_PAIRED} trials that count: {alone}"
+                cautions.append((label, f"{few}; {why}" if why else few))
+            elif why:
+                cautions.append((label, f"{alone}: {why}"))
     for stall in find_stalls(analysis.cells):
         others = ", ".join(f"{1e3 * time:.0f}" for time in stall.others_s)
         why = (

@@ -220,10 +220,12 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
             slopes[trial] = slope
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
     terms = {
-        field.name: Measured({trial: _repeat_value(getattr(loop, field.name)) for trial, loop in loops.items()}, reason)
+        field.name: measurements.withhold(
+            Measured({trial: _repeat_value(getattr(loop, field.name)) for trial, loop in loops.items()}, reason), label
+        )
         for field in fields(Loop)
     }
-    slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
+    slope_s = measurements.withhold(Measured(slopes, reason) if slopes else unmeasured(reason), label)
     loop_terms = [terms[name] for name in LOOP_TERMS]
     invalid = _summarize_reasons([why_no_loop(loop) for loop in loops.values()])
     loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
@@ -256,7 +258,7 @@ def _repeat_value(value: float) -> Trial:
 def _estimate_alone(term: Measured) -> Estimate:
     """The term by itself: it was not resampled, so only trials give it an interval."""
     trials = {number: one_per_trial(trial.value) for number, trial in term.trials.items()}
-    return mean_interval(Measured(trials, term.reason))
+    return mean_interval(replace(term, trials=trials))
 
 
 def _estimate_settled(measured: Measured, gain: Estimate) -> Estimate:

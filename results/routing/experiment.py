@@ -38,7 +38,7 @@ def _build_page(analysis: RoutingAnalysis) -> Page:
     return build_page(analysis)
 
 
-def _list_comparable(analysis: RoutingAnalysis, _root: Path) -> Comparable:
+def _list_comparable(analysis: RoutingAnalysis) -> Comparable:
     from results.routing.compare import build_comparable
 
     return build_comparable(analysis)

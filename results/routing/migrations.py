@@ -349,25 +349,29 @@ def summarize_migrations(
         asked=sum(cell.asked for cell in cells),
         outcomes=_sum_counts(cell.outcomes for cell in cells),
         refused=_sum_counts(cell.refused for cell in cells),
-        values=_measure_rates(by_trial, measurements),
+        values=_measure_rates(label, by_trial, measurements),
         costs=_cost_rows(events),
         thrashed=tuple(dict.fromkeys(thrashed)),
         why_none="" if events else _why_none(by_trial, parameters),
     )
 
 
-def _measure_rates(by_trial: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
+def _measure_rates(label: str, by_trial: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
     first = next(iter(by_trial.values()), None)
     why = {name: "no log" if first is None else getattr(first, name).reason or "" for name in POOLED}
     events = [event for cell in by_trial.values() for event in cell.events]
     thrashed = (again for cell in by_trial.values() for again in cell.thrashed.values())
-    triggered = {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}
+    triggered = over_trials(
+        {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}, "no requests"
+    )
     return {
-        "trigger_rate": level_interval(over_trials(triggered, "no requests"), most=1.0),
+        "trigger_rate": level_interval(measurements.withhold(triggered, label), most=1.0),
         "accuracy": _share_of_known((event.stayed_cool for event in events), why["accuracy"]),
         "accuracy_next": _share_of_known((event.next_cool for event in events), why["accuracy_next"]),
         "thrash_rate": _share_of_known(thrashed, why["thrash_rate"]),
-        **{f"waited_{name}_s": _waited_s(by_trial, name, measurements) for name in ("transferred", "recomputed")},
+        **{
+            f"waited_{name}_s": _waited_s(label, by_trial, name, measurements) for name in ("transferred", "recomputed")
+        },
     }
 
 
@@ -377,12 +381,12 @@ def _trigger_rate(cell: Migrations, measurements: Measurements) -> Trial | None:
     return measurements.ratio_of_rows(list(cell.requests), top, floats_or_nan(cell.requests.values()))
 
 
-def _waited_s(by_trial: Mapping[int, Migrations], outcome: str, measurements: Measurements) -> Estimate:
+def _waited_s(label: str, by_trial: Mapping[int, Migrations], outcome: str, measurements: Measurements) -> Estimate:
     waited = {
         trial: mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
         for trial, cell in by_trial.items()
     }
-    return mean_interval(over_trials(waited, f"no migration was {outcome}"))
+    return mean_interval(measurements.withhold(over_trials(waited, f"no migration was {outcome}"), label))
 
 
 def mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
-from results.routing.measurements import level_interval, one_per_trial, over_trials
+from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
 from results.routing.occupancy import WALL
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples
@@ -45,14 +45,17 @@ class InstancePool:
     tokens; prompt_tokens, external_tokens per cell."""
 
 
-def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[InstancePool, ...]:
+def measure_pools(
+    cells: Sequence[LoadedCell], labels: Sequence[str], measurements: Measurements
+) -> tuple[InstancePool, ...]:
     """Those of every label, in the order of `labels`; cells whose client fell behind are left out."""
     pools = []
     for label in labels:
         own = {cell.record.trial: cell for cell in cells if cell.record.label == label and not cell.degraded}
         if own:
             engines = next(iter(own.values())).record.engines
-            pools += [_measure_pool(label, role, engines, own) for role in sorted({one.role for one in engines})[::-1]]
+            roles = sorted({one.role for one in engines})[::-1]
+            pools += [_measure_pool(label, role, engines, own, measurements) for role in roles]
     return tuple(pools)
 
 
@@ -63,7 +66,11 @@ def name_deployment(engines: Sequence[RoutedEngine]) -> str:
 
 
 def _measure_pool(
-    label: str, role: str, engines: Sequence[RoutedEngine], cells: Mapping[int, LoadedCell]
+    label: str,
+    role: str,
+    engines: Sequence[RoutedEngine],
+    cells: Mapping[int, LoadedCell],
+    measurements: Measurements,
 ) -> InstancePool:
     used = {trial: used_together(cell, role) for trial, cell in cells.items()}
     single = {
@@ -76,12 +83,12 @@ def _measure_pool(
         by_trial = {
             trial: one_per_trial(float(compute(own)), int(own.size)) for trial, own in samples.items() if own.size
         }
-        return level_interval(over_trials(by_trial, NO_SAMPLE), 1.0)
+        return level_interval(measurements.withhold(over_trials(by_trial, NO_SAMPLE), label), 1.0)
 
     def of_tokens(compute: Callable[[Mapping[str, float | None]], float | None], most: float) -> Estimate:
         values = {trial: compute(own) for trial, own in counts.items()}
         by_trial = {trial: one_per_trial(value) for trial, value in values.items() if value is not None}
-        return level_interval(over_trials(by_trial, NO_SOURCE), most)
+        return level_interval(measurements.withhold(over_trials(by_trial, NO_SOURCE), label), most)
 
     values = {
         "kv_mean": of_samples(used, np.mean),

@@ -244,7 +244,8 @@ DEGRADED: TableKind[RoutedSummary] = TableKind(
         Column("why", lambda cell: cell.degraded),
     ),
     "In these cells the client fell behind, completions had other lengths than asked, or the replay ended early: no "
-    "comparison uses them. A policy with several of them, or with one whose replay ended early, has no intervals.",
+    "comparison uses them. A policy with one whose replay ended early, or with several that are more than a quarter of "
+    "its trials, has no interval over its trials.",
 )
 
 

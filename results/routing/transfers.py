@@ -153,9 +153,9 @@ def _summarize_purpose(
         if own and (total := totals.get(trial)) is not None
     }
     times = [took for one in transferred if (took := one.transfer_s) is not None]
-    values = _measure_transfers(done, measurements)
+    values = _measure_transfers(label, done, measurements)
     values |= {name: withhold_interval(values[name], counted, len(transferred)) for name in OF_COUNTED}
-    values["external_total_mean"] = level_interval(over_trials(per_transfer, NO_TOTAL))
+    values["external_total_mean"] = level_interval(measurements.withhold(over_trials(per_transfer, NO_TOTAL), label))
     values["transfer_max_s"] = Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)
     return PolicyTransfers(
         label=label,
@@ -170,11 +170,14 @@ def _summarize_purpose(
     )
 
 
-def _measure_transfers(done: Mapping[int, Sequence[Moved]], measurements: Measurements) -> dict[str, Estimate]:
+def _measure_transfers(
+    label: str, done: Mapping[int, Sequence[Moved]], measurements: Measurements
+) -> dict[str, Estimate]:
     sessions = {trial: [one.session for one in own] for trial, own in done.items()}
 
     def over(compute: Callable[[int], Trial | None], most: float = math.inf) -> Estimate:
-        return level_interval(over_trials({trial: compute(trial) for trial in done}, NONE_MOVED), most)
+        computed = over_trials({trial: compute(trial) for trial in done}, NONE_MOVED)
+        return level_interval(measurements.withhold(computed, label), most)
 
     def column(trial: int, value: Value) -> Samples:
         return floats_or_nan(value(one) for one in done[trial])

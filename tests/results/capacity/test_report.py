@@ -118,6 +118,16 @@ def test_the_answer_has_its_interval_over_the_traces_in_page_table_and_file() ->
     }  # fmt: skip
 
 
+def test_of_the_splits_of_a_size_the_answer_names_the_one_that_it_rests_on() -> None:
+    """Of the size below it the undecided one, although another is nearer on average; of the largest one the nearest."""
+    nearer, likely = assess_value(2.1, spread=1.001), assess_value(2.5, spread=1.5)
+    held = describe_answer(policy(Search(4, 4), {Size(3, 1): nearer, Size(3, 2): likely, Size(4, 2): HOLDS}))
+    assert "; 2P+1D are undecided (" in held
+    assert "undecided from 2P+1D on" in held
+    none = describe_answer(policy(Search(3, 3), {Size(3, 1): nearer, Size(3, 2): MISSES}))
+    assert "no size of up to 3 instances holds it: at 1P+2D, " in none
+
+
 def test_sizes_that_may_hold_it_are_stated_where_none_does() -> None:
     likely = assess_value(1.9, spread=1.5)
     whole = analysis(policy(Search(2, 2), {Size(1): MISSES, Size(2): likely}))

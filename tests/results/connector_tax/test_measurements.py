@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import Metric, TaxRow, tax_table
+from results.records.estimate import Estimate
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
 from tests.results.statistics import in_memory
@@ -36,6 +39,21 @@ def test_a_launch_that_was_cut_is_not_left_out_of_the_others(cut_trials: set[int
     assert not found.trials
     assert f"in {len(cut_trials)} of 3 launches requests that failed, were cut or timed out leave" in found.reason
     assert set(measurements.get(LOAD, "plain", "ttft_s").trials) == {0, 1, 2}
+
+
+def test_a_launch_of_which_every_request_failed_is_not_left_out_of_the_others() -> None:
+    """It has no sample, and still a bound of the percentile."""
+    cells = [make_cell("plain", trial=trial) for trial in range(3)]
+    why = "100 of 100 requests failed and have no TTFT"
+    cells[1] = replace(cells[1], values={"ttft_p90_s": Estimate(None, low=0.0, n=100, reason=why)})
+
+    def samples_of(cell: CellSummary) -> dict[str, np.ndarray]:
+        return {"ttft_s": np.empty(0) if cell.trial == 1 else np.linspace(0.1, 0.2, 100)}
+
+    found = Measurements(cells, samples_of).get(LOAD, "plain", "ttft_s")
+    assert not found.trials
+    assert "in 1 of 3 launches requests that failed" in found.reason
+    assert Measurements(cells[1:2], samples_of).get(LOAD, "plain", "ttft_s").reason == f"plain: {why}"
 
 
 def test_launches_that_were_not_cut_are_all_there() -> None:

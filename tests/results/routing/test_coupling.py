@@ -52,6 +52,15 @@ def test_without_coupling_the_slope_is_not_distinguishable_from_zero(seeds: Sequ
     assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in seeds)
 
 
+def test_where_a_replay_ended_early_the_loop_has_no_interval() -> None:
+    """The trials that are left are the faster ones."""
+    (row,) = _loop(replace(WORLD, trials=4), replace(COUPLED, early=frozenset({1})))
+    for one in (row.slope_s, row.service_s):
+        assert one.value is not None
+        assert (one.low, one.high) == (None, None)
+        assert "in 1 of 4 trials of unified the replay ended early" in (one.reason or "")
+
+
 def test_a_slope_holds_what_varies_between_sessions_however_many_trials_there_are() -> None:
     """Every trial replays the same sessions: what they happen to cost shifts the slope of all trials alike."""
     (row,) = _loop(WORLD, COUPLED)

@@ -70,6 +70,23 @@ def migrations_of(
     return summarize_migrations("ear", {t: log.migrations for t, log in facts.items()}, parameters, measurements)
 
 
+def test_where_a_replay_ended_early_transfers_and_migrations_have_no_interval_over_trials() -> None:
+    """The trials that are left are the faster ones."""
+    world, logs = World(sessions=SESSIONS, turns=2, trials=3), [log_of(0.1), log_of(0.2), log_of(0.3)]
+    early = {"parameters": PARAMETERS, "replay": {"stop_reason": "hard_stop"}}
+    facts, measurements = facts_of_logs(world, "ear", {"ear": logs}, lambda _: early)
+    (row,) = transfers_of(facts["ear"], measurements)
+    migrated = migrations_of(facts["ear"], measurements)
+    for one in (
+        row.values["transfer_mean_s"],
+        migrated.values["trigger_rate"],
+        migrated.values["waited_transferred_s"],
+    ):
+        assert one.value is not None
+        assert (one.low, one.high) == (None, None)
+        assert "in 3 of 3 trials of ear the replay ended early" in (one.reason or "")
+
+
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
     (row,) = transfers_of(*facts_of(log_of(), log_of(), log_of()))
     assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import EngineSample, RoutedEngine
-from results.routing.pools import measure_pools
+from results.routing.pools import InstancePool, measure_pools
 from results.routing.read import LoadedCell, count_picks, own_cache
 from results.routing.summary import moved_apc, summary_of
 from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import T0_NS, Truth, World, loaded
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measurements_of
 
 pytestmark = pytest.mark.usefixtures("trials_differ_by_a_hair")
 
@@ -47,8 +48,12 @@ def cell(trial: int = 0, usage: tuple[tuple[float, float], ...] = ((0.2, 0.4), (
     return replace(found, record=replace(found.record, engines=ENGINES), samples=tuple(samples))
 
 
+def _measure(cells: Sequence[LoadedCell]) -> tuple[InstancePool, ...]:
+    return measure_pools(cells, ["static_pd"], measurements_of(cells))
+
+
 def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
-    found = {row.role: row for row in measure_pools([cell()], ["static_pd"])}
+    found = {row.role: row for row in _measure([cell()])}
     decode = found["decode"]
     assert (decode.deployment, decode.instances) == ("1P+2D", 2)
     assert decode.values["kv_mean"].value == pytest.approx((0.3 + 0.95) / 2)
@@ -63,15 +68,24 @@ def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
 
 def test_the_interval_of_a_share_ends_at_the_whole() -> None:
     cells = [cell(trial, ((used, used),)) for trial, used in enumerate((0.5, 0.95, 1.0))]
-    values = next(row for row in measure_pools(cells, ["static_pd"]) if row.role == "decode").values
+    values = next(row for row in _measure(cells) if row.role == "decode").values
     assert [values[name].high for name in ("kv_mean", "kv_p90", "kv_max", "over_wall_share")] == [1.0] * 4
     assert (values["prompt_tokens"].high or 0.0) > 1.0
+
+
+def test_where_a_replay_ended_early_the_pool_has_no_interval() -> None:
+    """The trials that are left are the faster ones."""
+    cells = [cell(trial, ((used, used),)) for trial, used in enumerate((0.2, 0.3, 0.5))]
+    early = replace(cells[0].record, trial=3, replay={**cells[0].record.replay, "stop_reason": "hard_stop"})
+    values = next(row for row in _measure([*cells, replace(cells[0], record=early)]) if row.role == "decode").values
+    assert (values["kv_mean"].low, values["prompt_tokens"].low) == (None, None)
+    assert "in 1 of 4 trials of static_pd the replay ended early" in (values["kv_mean"].reason or "")
 
 
 def test_an_engine_that_does_not_count_leaves_its_pool_unknown() -> None:
     whole = cell()
     engines = (*ENGINES[:2], replace(ENGINES[2], prompt_tokens_by_source={}))
-    found = measure_pools([replace(whole, record=replace(whole.record, engines=engines))], ["static_pd"])
+    found = _measure([replace(whole, record=replace(whole.record, engines=engines))])
     decode = next(row for row in found if row.role == "decode")
     assert decode.values["external_share"].value is None
     assert decode.values["prompt_tokens"].value == 1000

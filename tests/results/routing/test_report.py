@@ -15,7 +15,7 @@ import pytest
 from results.records.estimate import Estimate
 from results.report.figure_files import draw
 from results.routing.analyze import RoutingAnalysis, analyze
-from results.routing.cautions import find_stalls
+from results.routing.cautions import find_stalls, list_cautions
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.report import describe_opening, describe_verdict, list_limits
 from results.routing.shown import name_units
@@ -120,6 +120,9 @@ def test_a_policy_with_fewer_trials_than_the_others_is_named_and_not_judged(tmp_
     analysis = analyze(write_run(tmp_path, WORLD, (*POLICIES[:2], late)))
     assert not any("unified" in (*row.behind, *row.level) for row in analysis.standings)
     assert re.search(r"\| unified \| fewer than 3 trials that count", report_text(analysis))
+    selected = list_cautions(replace(analysis, selected={"unified": "a replay ended early; let it end"}))
+    few = "fewer than 3 trials that count: it is compared with no other policy"
+    assert dict(selected)["unified"] == f"{few}; a replay ended early; let it end", "with the remedy"
 
 
 def test_a_policy_whose_slow_trials_do_not_count_is_named_and_not_judged(tmp_path: Path) -> None:
@@ -130,7 +133,7 @@ def test_a_policy_whose_slow_trials_do_not_count_is_named_and_not_judged(tmp_pat
     text = report_text(analysis)
     why = "in 1 of 4 trials of unified the replay ended early"
     assert f"| unified | it is compared with no other policy: {why}" in text
-    assert "or with one whose replay ended early, has no intervals" in text
+    assert "A policy with one whose replay ended early, or with several" in text
 
 
 def test_a_cell_that_stalled_is_named_first() -> None:
