@@ -67,7 +67,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "what a cell publishes beside its turns": (
         "launch.environment", "results.records.gpu", "results.records.samples", "runners.campaign.context",
         "runners.campaign.experiment", "runners.campaign.provenance",
-        "runners.experiments.routing.engine_model", "runners.experiments.routing.kv_movements",
+        "runners.experiments.routing.kv_movements",
         "runners.samplers.engine_counters",
     ),
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
