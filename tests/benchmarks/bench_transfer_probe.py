@@ -27,7 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from patches import step_probe, transfer_probe
 from tests.benchmarks.bench_probe import REQUESTS, ROUNDS, Connector, Cost, compare, engine_loop, worker_loop
 from tests.patches import fake_transfers, fake_vllm
-from tests.patches.fake_transfers import KVCacheBlocks, MooncakeConnectorWorker, Pull, Socket, decode_leg, prefill_leg
+from tests.patches.fake_transfers import (
+    KVCacheBlocks,
+    MooncakeConnectorWorker,
+    Pull,
+    Socket,
+    decode_request,
+    prefill_request,
+)
 from tests.patches.fake_vllm import Role, make_factory, make_scheduler, step_output
 
 TRANSFERS = 10
@@ -72,7 +79,7 @@ def transfer_loop(scheduler: Any, connector: Any) -> Callable[[], float]:  # noq
     nothing = fake_vllm.step_output({})
 
     async def one() -> None:
-        prefill, decode = prefill_leg("p", "t"), decode_leg("d", transfer_id="t")
+        prefill, decode = prefill_request("p", "t"), decode_request("d", transfer_id="t")
         scheduler.requests = {"p": prefill, "d": decode}
         pull = Pull("d", "t", blocks)
         scheduler.next_output = p_step
