@@ -168,7 +168,7 @@ class Pair:
 
     @contextlib.asynccontextmanager
     async def full(self, name: str) -> AsyncIterator[None]:
-        """No request that comes gets room in its KV cache: many that are sooner than a transfer's legs wait for it."""
+        """No request that comes gets room in its KV cache: many that are sooner than those of a transfer wait."""
         asked: dict[str, Any] = {"max_tokens": 2000, "ignore_eos": True, "priority": -2}
         count = 2 * self.kv_tokens // 2000
         fill = [asyncio.create_task(self.complete(name, draw(2000), **asked)) for _ in range(count)]

@@ -94,16 +94,16 @@ async def test_sessions_of_other_apis_stay_at_their_engine_and_their_tokens_are_
 
 
 async def handing_over(made: Routed, prompt: list[int]) -> asyncio.Task[httpx.Response]:
-    """A turn whose prompt `h` has just computed and keeps, and whose target leg is with `t`, which stands still."""
-    legs = made.pair.said("h", "prefill_done")
+    """A turn whose prompt `h` has just computed and keeps, and whose decode request is with `t`, which stands still."""
+    prefills = made.pair.said("h", "prefill_done")
     asking = asyncio.create_task(made.turn("s", prompt))
-    await made.pair.until_said("h", "prefill_done", legs + 1)
-    await asyncio.sleep(0.1)  # the target leg follows at once
+    await made.pair.until_said("h", "prefill_done", prefills + 1)
+    await asyncio.sleep(0.1)  # the decode request follows at once
     return asking
 
 
 async def computing(made: Routed, prompt: list[int]) -> asyncio.Task[httpx.Response]:
-    """A turn whose source leg is with `h`, which stands still."""
+    """A turn whose prefill request is with `h`, which stands still."""
     asking = asyncio.create_task(made.turn("s", prompt))
     async with asyncio.timeout(30):
         while not (await made.loads())["h"]["num_requests"]:  # noqa: ASYNC110
@@ -116,13 +116,13 @@ def handed_over(made: Routed) -> list[tuple[DecisionRecord, KvTransfer]]:
     return [(one, one.outcome.transfer) for one in made.records if one.outcome and one.outcome.transfer]
 
 
-@pytest.mark.parametrize("moment", ["source leg", "pull"])
+@pytest.mark.parametrize("moment", ["prefill request", "pull"])
 async def test_a_prefill_instance_that_dies_costs_a_recompute(engines: Pair, tmp_path: Path, moment: str) -> None:
     await engines.ready("mooncake")
     members = (engines.member("h", "prefill"), engines.member("t", "decode"))
     prompt = draw(PROMPT)
     async with routed(engines, tmp_path, members, "static_pd", TransferRules(timeout_s=20.0)) as made:
-        if moment == "source leg":
+        if moment == "prefill request":
             with engines.stopped("h"):
                 asking = await computing(made, prompt)
                 engines.signal("h", signal.SIGKILL)
@@ -141,7 +141,7 @@ async def test_a_prefill_instance_that_dies_costs_a_recompute(engines: Pair, tmp
     assert statuses == ["failed"]
 
 
-@pytest.mark.parametrize("moment", ["source leg", "pull", "answer"])
+@pytest.mark.parametrize("moment", ["prefill request", "pull", "answer"])
 async def test_a_decode_instance_that_dies_is_an_error_said_clearly(engines: Pair, tmp_path: Path, moment: str) -> None:
     await engines.ready("mooncake")
     members = (engines.member("h", "prefill"), engines.member("t", "decode"))
@@ -150,7 +150,7 @@ async def test_a_decode_instance_that_dies_is_an_error_said_clearly(engines: Pai
         if moment == "answer":
             assert "failed in the middle of the response" in await made.killed_in_its_answer(prompt, "t")
         else:
-            if moment == "source leg":
+            if moment == "prefill request":
                 with engines.stopped("h"):
                     asking = await computing(made, prompt)
                     engines.signal("t", signal.SIGKILL)

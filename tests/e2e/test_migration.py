@@ -202,12 +202,12 @@ async def test_a_target_that_gets_room_in_time_takes_the_kv(pair: Pair, tmp_path
     context = draw(PREFIX)
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
-        legs = pair.said("h", "prefill_done")
+        prefills = pair.said("h", "prefill_done")
         async with contextlib.AsyncExitStack() as until_room:
             await until_room.enter_async_context(pair.full("t"))
             async with hot(made):
                 asking = asyncio.create_task(made.turn("s", context + draw(60)))
-                await pair.until_said("h", "prefill_done", legs + 1)
+                await pair.until_said("h", "prefill_done", prefills + 1)
                 await until_room.aclose()  # now: the prompts that keep h hot may take longer than it keeps the KV
         answer = await asking
         assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
@@ -252,11 +252,11 @@ async def test_a_target_that_dies_during_the_transfer_leaves_the_session_where_i
     context = draw(PREFIX)
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
-        legs = pair.said("h", "prefill_done")
+        prefills = pair.said("h", "prefill_done")
         async with hot(made):
             with pair.stopped("t"):
                 asking = asyncio.create_task(made.turn("s", context + draw(60)))
-                await pair.until_said("h", "prefill_done", legs + 1)
+                await pair.until_said("h", "prefill_done", prefills + 1)
                 pair.signal("t", signal.SIGKILL)
             answer = await asking
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "h")
@@ -290,18 +290,18 @@ async def test_a_target_that_dies_after_the_transfer_loses_its_stream_and_not_it
     assert transfer.status == "transferred"
 
 
-@pytest.mark.parametrize("moment", ["known", "source leg", "pull", "after"])
+@pytest.mark.parametrize("moment", ["known", "prefill request", "pull", "after"])
 async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path: Path, moment: str) -> None:
     context = draw(PREFIX)
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
-        legs = pair.said("h", "prefill_done")
+        prefills = pair.said("h", "prefill_done")
         async with hot(made):
             if moment == "known":
                 pair.signal("h", signal.SIGKILL)
                 await made.until_available("t")
                 answer = await made.turn("s", context + draw(60))
-            elif moment == "source leg":
+            elif moment == "prefill request":
                 with pair.stopped("h"):
                     asking = asyncio.create_task(made.turn("s", context + draw(60)))
                     await until_asked(made, "s")
@@ -310,8 +310,8 @@ async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path
             elif moment == "pull":
                 with pair.stopped("t"):
                     asking = asyncio.create_task(made.turn("s", context + draw(60)))
-                    await pair.until_said("h", "prefill_done", legs + 1)
-                    await asyncio.sleep(0.1)  # the target leg follows at once
+                    await pair.until_said("h", "prefill_done", prefills + 1)
+                    await asyncio.sleep(0.1)  # the decode request follows at once
                     pair.signal("h", signal.SIGKILL)
                 answer = await asking
             else:
@@ -323,9 +323,9 @@ async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path
         again = await made.turn("s", context + draw(60))
         assert (again.status_code, again.headers["x-tracon-instance"]) == (200, "t")
         assert cached(again) >= PREFIX - BLOCK, "whatever became of it, the session's KV is there now"
-    expected = {"known": [], "source leg": ["recomputed"], "pull": ["recomputed"], "after": ["transferred"]}
+    expected = {"known": [], "prefill request": ["recomputed"], "pull": ["recomputed"], "after": ["transferred"]}
     assert outcomes(made) == expected[moment]
-    if moment in ("source leg", "pull"):
+    if moment in ("prefill request", "pull"):
         ((_, transfer),) = moved(made)
         assert transfer.reason.startswith(("the source", "h is lost")), (
             transfer.reason
@@ -340,12 +340,12 @@ async def test_a_source_that_stands_still_during_the_pull_costs_the_time_limit_a
     later = context + draw(60)
     async with ear(pair, tmp_path, rules) as made:
         await made.turn("s", context)
-        legs = pair.said("h", "prefill_done")
+        prefills = pair.said("h", "prefill_done")
         async with hot(made):
             with contextlib.ExitStack() as h_stands:
                 with pair.stopped("t"):
                     asking = asyncio.create_task(made.turn("s", later))
-                    await pair.until_said("h", "prefill_done", legs + 1)
+                    await pair.until_said("h", "prefill_done", prefills + 1)
                     h_stands.enter_context(pair.stopped("h"))
                 answer = await asking
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nixl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cell with NIXL. Its target legs may begin only when the source's lease ends: docs/transfer.md."""
+    """One cell with NIXL. Its decode requests may begin only when the source's lease ends: docs/transfer.md."""
     workspace = tmp_path_factory.mktemp("nixl")
     small = ("prior_context=[1024]", "new_tokens=[256]", "repetitions=2")
     settings = [part for setting in small for part in ("--set", setting)]

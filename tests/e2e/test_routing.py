@@ -109,7 +109,7 @@ def test_the_engines_saw_the_traces_reuse_and_no_more_than_it(folder: Path) -> N
     cells, _ = load_cells(folder)
     apc = {cell.record.label: hit_share(cell.record.engines) for cell in cells}
     bound = cells[0].record.trace["apc_bound_any"]
-    assert 0.5 * bound < apc["unified"] <= bound + 0.01, "the others' engines also saw the legs of what they moved"
+    assert 0.5 * bound < apc["unified"] <= bound + 0.01, "the others' engines also saw the requests of what they moved"
 
 
 def transfers(folder: Path, label: str) -> list[KvTransfer]:

@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_between_the_legs_leaves_no_block_behind(benc
     await bench.pair.complete("h", prompt)
     with bench.pair.stopped("t"):
         movement, over = bench.begin(prompt + draw(8))
-        while not movement.transfer.t_source_done_ns:  # noqa: ASYNC110  (in the very moment: the target leg is next)
+        while not movement.transfer.t_source_done_ns:  # noqa: ASYNC110  (in the very moment: the decode request is next)
             await asyncio.sleep(0)
         movement.abandon_transfer()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")

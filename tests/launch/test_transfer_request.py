@@ -43,7 +43,7 @@ def accepted(config: str, params: dict[str, Any] | None, **body: object) -> bool
         ("multi_mooncake_lmcache", True, True),
     ],
 )
-def test_a_leg_is_only_for_an_engine_of_its_role(config: str, prefill: bool, decode: bool) -> None:
+def test_a_request_is_only_for_an_engine_of_its_role(config: str, prefill: bool, decode: bool) -> None:
     assert (accepted(config, PREFILL), accepted(config, DECODE)) == (prefill, decode)
     assert accepted(config, None)
 
@@ -60,14 +60,14 @@ def test_a_prefill_request_makes_exactly_one_token(body: dict[str, object]) -> N
 
 
 @given(
-    leg=st.sampled_from([("mooncake_both", PREFILL), ("mooncake_both", DECODE), ("nixl_both", NIXL_DECODE)]),
+    made_for=st.sampled_from([("mooncake_both", PREFILL), ("mooncake_both", DECODE), ("nixl_both", NIXL_DECODE)]),
     spoiled=st.sampled_from([None, "", 0, [], [[]], -1, "nowhere"]),
     data=st.data(),
 )
-def test_a_leg_with_a_field_missing_or_void_is_refused(
-    leg: tuple[str, dict[str, Any]], spoiled: object, data: st.DataObject
+def test_a_request_with_a_field_missing_or_void_is_refused(
+    made_for: tuple[str, dict[str, Any]], spoiled: object, data: st.DataObject
 ) -> None:
-    config, params = leg
+    config, params = made_for
     fields = sorted(name for name in params if not name.startswith("do_"))
     name = data.draw(st.sampled_from(fields))
     assert accepted(config, params)

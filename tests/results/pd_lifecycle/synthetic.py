@@ -37,7 +37,7 @@ class Truth:
     """Of the first token and of the combined instance's."""
     prefill_ms_per_token: float = 0.01
     wait_ms: float = 12.0
-    """From the end of the prefill until the prefill instance has heard; below zero with concurrent legs."""
+    """From the end of the prefill until the prefill instance has heard; below zero with concurrent requests."""
     tpot_ms: float = 1.5
     colo_ms: float = 8.0
     """What a combined instance takes beyond its prefill until the first token."""

@@ -28,7 +28,7 @@ def _broken(stamps: Stamps, more: MoreStamps, clock: Clock = ONE_HOST, half_step
 
 
 def _in_order(at: list[int], metadata_ns: int | None) -> Stamps:
-    """Stamps that follow one another; t4 anywhere before t5, as with concurrent legs."""
+    """Stamps that follow one another; t4 anywhere before t5, as with concurrent requests."""
     return replace(Stamps(*at), t4_zmq_metadata=None if metadata_ns is None else min(metadata_ns, at[5]))
 
 
