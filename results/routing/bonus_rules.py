@@ -1,6 +1,6 @@
-"""The rules of D1, D3, D5, D6, D7 and Q1 of specs/load_floor.md: what the bonus changes, by its intervals.
+"""The rules of D1, D3, D5, D6, D7, Q1 and Q1.E of specs/load_floor.md: what the bonus, or back-pressure, changes.
 
-Pure functions of LoadFloor. A difference whose interval covers zero answers nothing. A reason begins with the intervals
+Pure functions of LoadFloor, by intervals: a difference whose interval covers zero answers nothing. A reason begins with the intervals
 that decided, so that they are whole where a page cuts it.
 """
 
@@ -11,7 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from results.records.count import format_count
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
-from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
+from results.routing.load_floor import (
+    BACK_PRESSURE,
+    BONUS,
+    NO_FIX,
+    NON_TRIVIAL,
+    TTFT_RATIO,
+    FloorVariant,
+    LoadFloor,
+)
 from results.routing.transport_rules import describe_difference
 from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged
 from results.statistics.student import find_p_value
@@ -32,6 +40,7 @@ DISTINGUISHED_BY = {
 """The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
 OF_FAILURES = {"lost_share": "transfers failed or recomputed", "completed_share": "turns completed"}
 NO_PAIR = "it needs kv_aware with the bonus and without in one run, under one load"
+NO_BACK_PRESSURE = "it needs kv_aware with back-pressure alone and without a fix in one run, under one load"
 
 
 def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -39,7 +48,23 @@ def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
     reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
-    counts = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
+    return _judge_failures(reference, fixed, "the bonus", _describe_fall(reference, fixed))
+
+
+def judge_back_pressure(floor: LoadFloor) -> tuple[Outcome, str]:
+    """Q1.E."""
+    reference, paused = _find_reference(floor), _list_back_pressure(floor)
+    if reference is None or not paused:
+        return Outcome.OPEN, NO_BACK_PRESSURE
+    return _judge_failures(reference, paused, "back-pressure")
+
+
+def _judge_failures(
+    reference: FloorVariant, fixed: Sequence[FloorVariant], fix: str, notes: Iterable[str] = ()
+) -> tuple[Outcome, str]:
+    """Whether arms with this fix lose fewer transfers or complete more turns than the reference, and neither is
+    worse."""
+    counts = "; ".join((*map(_describe_failures, (reference, *fixed)), *notes))
     text = "; ".join((*_describe_changes(reference, fixed, OF_FAILURES), counts))
     fewer, more = Verdict.LOWER, Verdict.HIGHER
     lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
@@ -47,7 +72,7 @@ def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
     if better != worse:
         return (Outcome.HOLDS if better else Outcome.FAILS), text
     if not reference.failed_turns + reference.lost_transfers:
-        return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {counts}"
+        return Outcome.OPEN, f"nothing failed without {fix}, so there was nothing for it to remove: {counts}"
     why = "better by one number and worse by another" if better else "not distinguishable"
     return Outcome.UNDECIDED, f"{why}: {text}"
 
@@ -279,6 +304,11 @@ def count_compared(floor: LoadFloor) -> int:
     return len(_list_bonuses(floor)) if floor.reference else 0
 
 
+def count_back_pressure(floor: LoadFloor) -> int:
+    """Arms with back-pressure alone that can be held against kv_aware without a fix."""
+    return len(_list_back_pressure(floor)) if floor.reference else 0
+
+
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
     kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
@@ -295,6 +325,10 @@ def _find_reference(floor: LoadFloor) -> FloorVariant | None:
 
 def _list_bonuses(floor: LoadFloor) -> list[FloorVariant]:
     return [one for one in floor.compared if one.parameters.get(BONUS)]
+
+
+def _list_back_pressure(floor: LoadFloor) -> list[FloorVariant]:
+    return [one for one in floor.compared if one.fix == BACK_PRESSURE]
 
 
 def _is_alternative(one: FloorVariant) -> bool:

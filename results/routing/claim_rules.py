@@ -6,7 +6,7 @@ Beside what the interval decides is what the value alone says, and what the spec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
@@ -16,6 +16,7 @@ from results.statistics.judgement import (
     Judgement,
     Outcome,
     Verdict,
+    decisive,
     excluded_text,
     judged,
     leave_undecided,
@@ -27,29 +28,60 @@ from results.statistics.trials import MIN_PAIRED
 NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 SHARES = "difference of shares"
 """`Judgement.quantity` where shares are subtracted."""
-SPECIFIED: Mapping[str, str] = {
-    "C1: dispatch coupling": "8 times the trace's time under load-balance",
-    "C3: EAR dominates": "of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)",
-    "3.1: load balance loses locality": "56.9 % and 77.2 %",
-    "3.2: static pools meet the KV wall": "62 to 72 times",
-    "3.2: static pools meet the KV wall, 6P+2D": "no number of its own; figure 4b has it beyond the wall too",
-    "3.3: sticky slows every instance": "20.3 s and 10.3 s",
-    "ablation: affinity only keeps locality": "77.2 % (sticky) and 79.4 %",
-    "ablation: affinity only interferes": "twice the interference",
-    "log: LMetric has soft affinity": "56.9 % and 54.1 % (specs/ear 3.1)",
-    "log: unified keeps more than sticky": "79.4 % and 77.2 % (specs/ear 3.1)",
-    "log: LMetric places like unified": "similar placements; 56.9 % and 79.4 % (specs/ear 3.1)",
-    "log: unified before LMetric, TTFT p90": "8.034 s and 9.331 s, -13.9 %, of unified's predecessor",
-    "log: unified gains little": "-13.9 %, of unified's predecessor",
-    "log: unified before LMetric, E2E mean": "17.831 s and 18.204 s, -2.0 %, of unified's predecessor",
-    "log: unified before LMetric, E2E p90": "37.073 s and 39.438 s, -6.0 %, of unified's predecessor",
-    "log: LMetric before sticky": "9.331 s, and 18.02 s in specs/ear 5.2",
-    "log: LMetric before load_only": "no number",
+
+@dataclass(frozen=True, slots=True)
+class Specified:
+    """What a specification states of a claim."""
+
+    text: str
+    size: tuple[float, float] | None = None
+    """From, to: of the ratio or the difference that the claim is judged by; None = it states no such number."""
+
+
+def _specify_ratio(text: str, first: float, second: float) -> Specified:
+    return Specified(text, (first / second, first / second))
+
+
+def _specify_shares(text: str, first: float, second: float) -> Specified:
+    """`first` and `second`: shares, of which the claim is judged by the difference."""
+    return Specified(text, (first - second, first - second))
+
+
+SPECIFIED: Mapping[str, Specified] = {
+    "C1: dispatch coupling": Specified("8 times the trace's time under load-balance"),
+    "C3: EAR dominates": Specified("of its prototype: TTFT p90 7.35 s (sticky 18.02 s), APC 79.4 % (sticky 77.2 %)"),
+    "5.4: EAR has the least service time": Specified("no number"),
+    "3.1: load balance loses locality": _specify_shares("56.9 % and 77.2 %", 0.569, 0.772),
+    "3.2: static pools meet the KV wall": Specified("62 to 72 times", (62.0, 72.0)),
+    "3.2: static pools meet the KV wall, 6P+2D": Specified("no number of its own; figure 4b has it beyond the wall too"),
+    "3.3: sticky slows every instance": _specify_ratio("20.3 s and 10.3 s", 20.3, 10.3),
+    "ablation: affinity only keeps locality": Specified("77.2 % (sticky) and 79.4 %"),
+    "ablation: affinity only interferes": Specified("twice the interference", (2.0, 2.0)),
+    "log: LMetric has soft affinity": _specify_shares("56.9 % and 54.1 % (specs/ear 3.1)", 0.569, 0.541),
+    "log: unified keeps more than sticky": _specify_shares("79.4 % and 77.2 % (specs/ear 3.1)", 0.794, 0.772),
+    "log: LMetric places like unified": _specify_shares(
+        "similar placements; 56.9 % and 79.4 % (specs/ear 3.1)", 0.569, 0.794
+    ),
+    "log: unified before LMetric, TTFT p90": _specify_ratio(
+        "8.034 s and 9.331 s, -13.9 %, of unified's predecessor", 8.034, 9.331
+    ),
+    "log: unified gains little": _specify_ratio("-13.9 %, of unified's predecessor", 8.034, 9.331),
+    "log: unified before LMetric, E2E mean": _specify_ratio(
+        "17.831 s and 18.204 s, -2.0 %, of unified's predecessor", 17.831, 18.204
+    ),
+    "log: unified before LMetric, E2E p90": _specify_ratio(
+        "37.073 s and 39.438 s, -6.0 %, of unified's predecessor", 37.073, 39.438
+    ),
+    "log: LMetric before linear, TTFT p90": _specify_ratio("9.331 s and 16.058 s", 9.331, 16.058),
+    "log: LMetric before linear, E2E p90": _specify_ratio("39.438 s and 52.292 s", 39.438, 52.292),
+    "log: LMetric before sticky": _specify_ratio("9.331 s, and 18.02 s in specs/ear 5.2", 9.331, 18.02),
+    "log: LMetric before load_only": Specified("no number"),
 }
-"""The numbers of specs/ear (1, 3.1 to 3.3, 5.2, 5.3) and specs/routing_log, by the claim's name.
+"""The numbers of specs/ear (1, 3.1 to 3.3, 5.2 to 5.4) and specs/routing_log, by the claim's name.
 
 The log's numbers of unified are of approach_a, which it replaced. It has none of unified itself: a gain of 2 % takes
-three to five paired trials.
+three to five paired trials. Where the specification compares other arms than the claim (sticky for EAR without
+migration), its number is no size of the claim.
 """
 
 
@@ -103,7 +135,7 @@ def judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: 
     text = f"{measured.text(3)} times" if none else measured.points()
     point = ""
     if measured.value is not None:
-        point = state_point(name, measured.value >= limit, _show_value(tested, share=not none))
+        point = state_point(name, measured.value >= limit, _show_value(tested, share=not none), measured)
     if verdict is None or measured.low is None or measured.high is None:
         outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
     elif verdict == Verdict.HIGHER:
@@ -144,7 +176,8 @@ def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict
     measured, none = tested
     if measured.value is None:
         return ""
-    return state_point(name, judged(take_point(measured), none) == expected, _show_value(tested, share))
+    holds = judged(take_point(measured), none) == expected
+    return state_point(name, holds, _show_value(tested, share), measured)
 
 
 def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
@@ -155,7 +188,20 @@ def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
     return f"{figure(measured.value, 3)} times" if none else f"{1e3 * measured.value:+.1f} ms"
 
 
-def state_point(name: str, holds: bool, shown: str) -> str:
-    """What the value alone says of a claim, beside what the specification states."""
-    specified = f" (specified: {SPECIFIED[name]})" if name in SPECIFIED else ""
+def state_point(name: str, holds: bool, shown: str, measured: Estimate | None = None) -> str:
+    """What the value alone says of a claim, beside what the specification states, and whether the interval allows it.
+
+    `measured`: of the claim, by which the specified size is compared.
+    """
+    stated = SPECIFIED.get(name)
+    specified = "" if stated is None else f" (specified: {stated.text}{_place_size(stated.size, measured)})"
     return f"{Outcome.HOLDS if holds else Outcome.FAILS}: {shown}{specified}"
+
+
+def _place_size(size: tuple[float, float] | None, measured: Estimate | None) -> str:
+    """Whether the interval allows the specified size; empty where there is no interval over launches, or no size."""
+    known = Estimate(None) if measured is None else decisive(measured)
+    if size is None or known.low is None or known.high is None:
+        return ""
+    allowed = known.low <= size[1] and size[0] <= known.high
+    return f"; {'inside' if allowed else 'outside'} the interval"

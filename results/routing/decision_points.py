@@ -14,7 +14,9 @@ from results.routing.bonus_rules import (
     DEFAULT_K,
     DISTINGUISHED_BY,
     OVERLAP_WITHIN,
+    count_back_pressure,
     count_compared,
+    judge_back_pressure,
     judge_default_k,
     judge_fewer_failures,
     judge_form,
@@ -170,6 +172,15 @@ DECISION_POINTS = (
         "each other",
         judge_quarantines,
         lambda floor: len(floor.quarantines),
+    ),
+    DecisionPoint(
+        "Q1.E",
+        "Back-pressure from the router keeps a decode instance from the state in which transfers are lost.",
+        "off; Q1.F first",
+        "with back-pressure alone distinguishably fewer transfers are lost or more turns completed than without a fix, "
+        "and neither is worse; fails for the opposite",
+        judge_back_pressure,
+        lambda floor: 2 * count_back_pressure(floor),
     ),
 )
 

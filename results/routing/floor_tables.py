@@ -12,7 +12,7 @@ from results.routing.shown import format_difference, mark_interval, ms_column, p
 
 
 def decision_points_table(analysis: RoutingAnalysis) -> Table:
-    """D1 to D7, Q1 and Q1.D."""
+    """D1 to D7, Q1, Q1.D and Q1.E."""
     note = "By the point: what the rule says of the values alone."
     return judgement_table("Load floor: the decision points", "decision", analysis.decision_points, note)
 

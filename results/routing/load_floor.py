@@ -37,6 +37,8 @@ from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine
 NO_FIX = "none"
 BONUS = "load_floor_bonus"
 """The parameter of kv_aware."""
+BACK_PRESSURE = "Q1.E"
+"""Back-pressure above a share of the KV pool, in `FloorVariant.fix`."""
 NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
 """A D has a non-trivial share from this part of an even share on; the specification states no number."""
@@ -175,7 +177,7 @@ def fix_of(parameters: Mapping[str, object]) -> str:
         "Q2.E" if parameters.get("prewarm_tokens") else "",
         "Q2.F" if parameters.get("min_overlap_blocks") or parameters.get("min_overlap_share") else "",
         "without Q2.G" if parameters.get("migration_reject_threshold") == 0 else "",
-        "Q1.E" if parameters.get("backpressure_above") is not None else "",
+        BACK_PRESSURE if parameters.get("backpressure_above") is not None else "",
     ]
     return " + ".join(fix for fix in fixes if fix) or NO_FIX
 

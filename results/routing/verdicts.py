@@ -1,5 +1,6 @@
-"""The claims of specs/ear (contributions C1 and C3, the failures of 3.1 to 3.3, the ablation of 5.3, migration of 5.6)
-and of specs/routing_log (the order of unified, sticky, lmetric and load_only in APC and latency).
+"""The claims of specs/ear (contributions C1 and C3, the failures of 3.1 to 3.3, the ablation of 5.3, the service time
+of 5.4, migration of 5.6) and of specs/routing_log (the order of unified, sticky, lmetric, load_only and the linear cost
+in APC and latency).
 
 Each is judged by an interval over three launches or more, among policies under one load. A claim for which the run is
 too small stays open and says what would show it. All claims of a run are then corrected together (Holm).
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.claim_rules import compare_policies, gate_claim, judge_direction, judge_within
-from results.routing.dominance import judge_ear_dominance
+from results.routing.dominance import DOMINANCES, judge_dominance
 from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, strip_load
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -35,7 +36,8 @@ MOST_NAMED = 4
 """Policies or sessions in a reason; of more it states the number."""
 UNIFIED, LOAD_ONLY = "unified", "load_only"
 """Rows of no table of specs/ear: the policies themselves."""
-LOAD_BALANCE, LMETRIC, STICKY, STATIC_PD = "load-balance", "LMetric", "sticky", "static PD-disagg"
+LOAD_BALANCE, LMETRIC, LINEAR = "load-balance", "LMetric", "kvcache+load"
+STICKY, STATIC_PD = "sticky", "static PD-disagg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,12 @@ ORDER = (
     PairClaim("unified-lmetric-e2e-p90", "log: unified before LMetric, E2E p90",
               "unified's E2E p90 is lower than LMetric's",
               UNIFIED, LMETRIC, "e2e_p90_s", Verdict.LOWER),
+    PairClaim("lmetric-linear-ttft-p90", "log: LMetric before linear, TTFT p90",
+              "LMetric's TTFT p90 is lower than that of the linear cost (kvcache+load)",
+              LMETRIC, LINEAR, "ttft_p90_s", Verdict.LOWER),
+    PairClaim("lmetric-linear-e2e-p90", "log: LMetric before linear, E2E p90",
+              "LMetric's E2E p90 is lower than that of the linear cost (kvcache+load)",
+              LMETRIC, LINEAR, "e2e_p90_s", Verdict.LOWER),
     PairClaim("lmetric-sticky-ttft-p90", "log: LMetric before sticky", "LMetric's TTFT p90 is lower than sticky's",
               LMETRIC, STICKY, "ttft_p90_s", Verdict.LOWER),
     PairClaim("lmetric-load-only-ttft-p90", "log: LMetric before load_only",
@@ -166,7 +174,9 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judge
     yield from judge_run(COUPLING)
     if labels.get(FULL) and _runs_enough(arms, BASELINES, 1):
         by_plan = bool(scale.lacks_instances or scale.lacks_sessions)
-        yield "ear-dominates", gate_claim(judge_ear_dominance(labels, pairs, scale), scale.lacks, by_plan=by_plan)
+        for one in DOMINANCES:
+            judgement = judge_dominance(one, labels, pairs, scale)
+            yield one.id, gate_claim(judgement, one.find_scale_lack(scale), by_plan=by_plan)
     yield from judge_run(LOCALITY, *_list_pools(arms), INTERFERENCE)
     if labels.get(FULL) and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from ((one.id, _judge_pair(one, labels, pairs, scale)) for one in ABLATION)

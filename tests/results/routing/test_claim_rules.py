@@ -21,10 +21,23 @@ def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specifica
         claims = judge(labels, [slower, below])
         sticky, locality = claims["3.3: sticky slows every instance"], claims["ablation: affinity only keeps locality"]
         assert (sticky.outcome, locality.outcome) == (Outcome.UNDECIDED, Outcome.UNDECIDED)
-        assert sticky.point == "holds: 1.22 times (specified: 20.3 s and 10.3 s)"
+        placed = "; outside the interval" if slower is wide else ""
+        assert sticky.point == f"holds: 1.22 times (specified: 20.3 s and 10.3 s{placed})", "a launch has no interval"
         assert locality.point == "fails: -6.0 pp (specified: 77.2 % (sticky) and 79.4 %)"
         assert locality.reason == "the interval allows both: -6.0 pp [-10.0, -2.0]", "no effect is not in it"
         assert claims["ablation: migration only loses locality"].point == "", "no value, no point"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "placed"),
+    [(60, 65, "inside"), (65, 66, "inside"), (70, 90, "inside"), (10, 61, "outside"), (73, 80, "outside")],
+)
+def test_the_specified_size_is_held_against_the_interval(low: float, high: float, placed: str) -> None:
+    labels = {name: name for name in ("load-balance", "static PD-disagg")}
+    wall = compare_two("ttft_p50_s", "static PD-disagg", "load-balance", math.log(low), math.log(high))
+    claim = judge(labels, [wall])["3.2: static pools meet the KV wall"]
+    assert claim.outcome == Outcome.HOLDS, "its direction is what holds"
+    assert claim.point.endswith(f"(specified: 62 to 72 times; {placed} the interval)")
 
 
 def test_an_undecided_claim_says_which_effects_its_interval_excludes() -> None:

@@ -1,4 +1,4 @@
-"""C3: EAR dominates only where all 25 comparisons say so, and what decided it is shown."""
+"""EAR dominates only where all comparisons of a claim (C3, 5.4) say so, and what decided it is shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from results.report.page import split_judgements
 from results.routing.pairs import Pair
 from results.statistics.judgement import Outcome
-from tests.results.routing.test_verdicts import BASELINES, LARGE, WITH_BASELINES, compare_two, judge, paper
+from tests.results.routing.test_verdicts import BASELINES, LARGE, SMALL, WITH_BASELINES, compare_two, judge, paper
 
 DIMENSIONS = ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
 BETTER, MORE = (-0.501, -0.5), (0.1, 0.101)
@@ -64,6 +64,39 @@ def test_dominance_by_the_point_counts_every_comparison() -> None:
         claim = judge(WITH_BASELINES, known)["C3: EAR dominates"]
         assert claim.outcome == Outcome.UNDECIDED
         assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
+
+
+LEAST_SERVICE = "5.4: EAR has the least service time"
+
+
+def in_the_corner(service: tuple[float, float], amplification: tuple[float, float] = BETTER) -> list[Pair]:
+    """EAR against every baseline in the two dimensions of figure 8."""
+    bounds = {"e2e_mean_s": service, "amplification": amplification}
+    return [compare_two(metric, "ear", name, *bounds[metric]) for name in BASELINES for metric in bounds]
+
+
+@pytest.mark.parametrize(
+    ("service", "outcome"), [(BETTER, Outcome.HOLDS), (MORE, Outcome.FAILS), ((-0.5, 0.1), Outcome.UNDECIDED)]
+)
+def test_ear_is_in_the_corner_of_least_service_time_only_against_every_baseline(
+    service: tuple[float, float], outcome: Outcome
+) -> None:
+    claim = judge(WITH_BASELINES, in_the_corner(service))[LEAST_SERVICE]
+    assert claim.outcome == outcome
+    assert claim.rule.startswith("holds where all 10 comparisons")
+    assert claim.point.startswith("fails: better in 5" if service == MORE else "holds: better in 10")
+
+
+def test_the_corner_needs_a_loop_and_instances_of_their_own_and_no_hot_sessions() -> None:
+    pairs = in_the_corner(BETTER)
+    few_hot = judge(WITH_BASELINES, pairs, scale=replace(LARGE, hot_sessions=1))[LEAST_SERVICE]
+    assert few_hot.outcome == Outcome.HOLDS
+    held_back = replace(LARGE, max_inflight_sessions=64, no_loop={"sticky": "a limit held back 40 % of the sessions"})
+    limited = judge(WITH_BASELINES, pairs, scale=held_back)[LEAST_SERVICE]
+    assert (limited.outcome, limited.p) == (Outcome.OPEN, 1.0)
+    assert "2 not compared" in limited.reason
+    small = judge(WITH_BASELINES, pairs, scale=SMALL)[LEAST_SERVICE]
+    assert (small.outcome, small.label, small.p) == (Outcome.OPEN, "not testable at this scale", None)
 
 
 @pytest.mark.parametrize("worse", [False, True])

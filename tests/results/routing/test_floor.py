@@ -253,7 +253,7 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
     found = floor_of({"bonus": (BONUS, spread((4, 3, 3), 0.9))})
     said = answered(found)
     assert {point for point, one in said.items() if one.outcome == Outcome.OPEN} == {
-        "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D",
+        "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D", "Q1.E",
     }  # fmt: skip
     assert "only K = 200 was run" in said["D6"].reason
     assert "no KV was moved in this run" in said["D2"].reason
@@ -422,6 +422,29 @@ def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_poi
     for name in ("D1", "Q1"):
         assert f"not distinguishable: b against plain: transfers failed or recomputed {excluded}" in said[name].reason
     assert {name for name, one in said.items() if one.point} <= {"D1", "D2", "D3", "D5", "D6", "Q1", "Q1.D"}
+
+
+@pytest.mark.parametrize(
+    ("without", "paused", "outcome"),
+    [(8, 2, Outcome.HOLDS), (2, 8, Outcome.FAILS), (4, 4, Outcome.UNDECIDED), (0, 0, Outcome.OPEN)],
+)
+def test_back_pressure_is_judged_against_the_arm_without_a_fix(without: int, paused: int, outcome: Outcome) -> None:
+    pressure = {"backpressure_above": 0.9}
+    arms: dict[str, Variant] = {"plain": ({}, lose_handovers(without)), "paused": (pressure, lose_handovers(paused))}
+    said = answered(floor_of(arms))["Q1.E"]
+    assert said.outcome == outcome
+    assert said.p is not None
+    assert (said.p == 1.0) == (outcome in (Outcome.UNDECIDED, Outcome.OPEN)), "one of the family, whatever it shows"
+    assert ("nothing failed without back-pressure" in said.reason) == (outcome is Outcome.OPEN)
+
+
+def test_back_pressure_beside_another_fix_or_without_the_plain_arm_answers_nothing() -> None:
+    both = {**BONUS, "backpressure_above": 0.9}
+    for arms in ({"plain": ({}, lose_handovers(8)), "both": (both, lose_handovers(2))},
+                 {"paused": ({"backpressure_above": 0.9}, lose_handovers(2))}):  # fmt: skip
+        said = answered(floor_of(arms))["Q1.E"]
+        assert (said.outcome, said.p) == (Outcome.OPEN, None)
+        assert "back-pressure alone and without a fix" in said.reason
 
 
 def test_refusals_answer_whether_they_are_counted() -> None:
@@ -714,6 +737,7 @@ def arms_of_every_rule() -> LoadFloor:
         "B: floor 200": (BONUS, lose_handovers(2)),
         "B: floor 200, max": ({"load_floor_bonus": 200, "floor_form": "max"}, lose_handovers(4)),
         "B: floor 50": ({"load_floor_bonus": 50}, lose_handovers(3)),
+        "Q1.E: back-pressure": ({"backpressure_above": 0.9}, lose_handovers(5)),
     }
     window = {"failures_to_quarantine": 3, "window_s": 60.0, "quarantine_s": 10.0}
     routers = dict.fromkeys(variants, rules(120, **window))
@@ -734,7 +758,7 @@ def test_the_page_shows_the_intervals_that_decided(others: int) -> None:
     among = [replace(points[0], name=f"other {number}", p=1e-9) for number in range(others)]
     judged = [one for one in correct_together([*points, *among])[: len(points)] if one.outcome != Outcome.OPEN]
     tested = {one.name for one in judged if one.p is not None}
-    assert tested >= {"D1", "D2", "D3", "D5", "D6", "D7", "Q1", "Q1.D"}
+    assert tested >= {"D1", "D2", "D3", "D5", "D6", "D7", "Q1", "Q1.D", "Q1.E"}
     texts = sentences_of(judged)
     for name in tested:
         assert re.search(r" \[[-+]?[0-9.]+, [-+]?[0-9.]+\]", texts[name]), texts[name]

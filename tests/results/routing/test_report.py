@@ -293,7 +293,7 @@ def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     (thrashing,) = (row for row in found["claims"] if "thrashing" in row["name"])
     assert set(thrashing["numbers"]) == {"EAR", "EAR hot_tokens=50"}, "one claim over both arms that migrate"
     assert judged["ablation: migration only loses locality"] == "open"
-    points = ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D"]
+    points = ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1", "Q1.D", "Q1.E"]
     assert [row["name"] for row in found["load_floor"]] == points
     locality = next(row for row in found["claims"] if row["name"] == "ablation: affinity only keeps locality")
     assert "(specified: 77.2 % (sticky) and 79.4 %)" in locality["point"]

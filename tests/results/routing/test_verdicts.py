@@ -417,8 +417,18 @@ def test_each_step_of_the_logs_order_is_judged_with_the_number_that_a_specificat
     assert {one.outcome for one in steps.values()} == {outcome}
     ttft = claims["log: unified before LMetric, TTFT p90"]
     ratio = "0.904" if sign > 0 else "1.11"
-    assert ttft.point == f"{outcome}: {ratio} times (specified: 8.034 s and 9.331 s, -13.9 %, of unified's predecessor)"
-    assert claims["log: LMetric has soft affinity"].point.endswith("(specified: 56.9 % and 54.1 % (specs/ear 3.1))")
+    specified = "8.034 s and 9.331 s, -13.9 %, of unified's predecessor; outside the interval"
+    assert ttft.point == f"{outcome}: {ratio} times (specified: {specified})"
+    specified = "56.9 % and 54.1 % (specs/ear 3.1); outside the interval"
+    assert claims["log: LMetric has soft affinity"].point.endswith(f"(specified: {specified})")
+
+
+@pytest.mark.parametrize(("sign", "outcome"), [(-1, Outcome.HOLDS), (1, Outcome.FAILS)])
+def test_lmetric_is_held_against_the_linear_cost_that_the_log_began_with(sign: int, outcome: Outcome) -> None:
+    low, high = sorted((0.5 * sign, 0.52 * sign))
+    pairs = [compare_two(metric, "LMetric", "kvcache+load", low, high) for metric in ("ttft_p90_s", "e2e_p90_s")]
+    claims = judge({name: name for name in ("LMetric", "kvcache+load")}, pairs)
+    assert {claims[f"log: LMetric before linear, {of}"].outcome for of in ("TTFT p90", "E2E p90")} == {outcome}
 
 
 def test_the_order_in_latency_needs_instances_of_their_own_and_no_more() -> None:
