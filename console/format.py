@@ -3,22 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
-NOT_MEASURED = "–"
-"""Shown where a value is null; the reason is in the help, the cell's detail or the feed."""
-
-
-def digits(value: float | None) -> str:
-    """Three significant digits in a width that columns can rely on: `0.04`, `1.66`, `14.2`, `142`, `1420`."""
-    if value is None:
-        return NOT_MEASURED
-    size = abs(value)
-    if size == 0:
-        return "0"
-    if size >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+from results.records.named_number import NOT_MEASURED, digits
 
 
 def ms(seconds: float | None) -> str:
@@ -104,40 +90,3 @@ def bar(fraction: float, width: int, full: str, empty: str) -> tuple[str, str]:
     """The filled and the empty part of a progress bar; together `width` characters."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
     return full * filled, empty * (width - filled)
-
-
-def named(key: str, value: object) -> tuple[str, str]:
-    """A named number as label and text, the unit by the name's ending: `ttft_p90_s` -> (`ttft p90`, `142 ms`)."""
-    ending, factor, unit = next((each for each in _ENDINGS if key.endswith(each[0])), ("", 1, ""))
-    label = key.replace("_", " ")
-    if isinstance(value, bool):
-        return label, "yes" if value else "no"
-    if value is None:
-        return key.removesuffix(ending).replace("_", " "), NOT_MEASURED
-    if not isinstance(value, int | float):
-        return label, _plain_text(value)
-    if isinstance(value, int) and not ending:
-        return label, f"{value}"
-    return key.removesuffix(ending).replace("_", " "), f"{digits(value * factor)}{unit}"
-
-
-_ENDINGS = (
-    ("_req_per_s", 1, " req/s"),
-    ("_tok_per_s", 1, " tok/s"),
-    ("_req_s", 1, " req/s"),
-    ("_tok_s", 1, " tok/s"),
-    ("_per_s", 1, " /s"),
-    ("_fraction", 100, " %"),
-    ("_percent", 1, " %"),
-    ("_tokens", 1, " tok"),
-    ("_us", 1e-3, " ms"),
-    ("_ms", 1, " ms"),
-    ("_ns", 1e-6, " ms"),
-    ("_s", 1e3, " ms"),
-)
-
-
-def _plain_text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
 from results.records import events
 from results.records.events import CellState, InstanceState, RunState, StageState
 from results.records.gpu import describe_gpu
+from results.records.named_number import list_numbers
 from results.records.percent import format_percent
 from state.events import Recorded, Unknown
 from state.routing import Warned
@@ -119,17 +120,12 @@ def _describe_plan(event: events.RunPlanned) -> str:
 def _describe_cell(event: events.CellChanged) -> tuple[str, str, str]:
     attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
     if event.state is CellState.DONE:
-        text = _join_reason(f"done{attempt}", _list_numbers(event.summary))
+        text = _join_reason(f"done{attempt}", ", ".join(islice(list_numbers(event.summary), _SHOWN_NUMBERS)))
         if event.degraded:
             return "warning", event.cell, f"{text}; degraded: {event.degraded}"
         return "info", event.cell, text
     level = "error" if event.state is CellState.FAILED else "info"
     return level, event.cell, _join_reason(f"{event.state}{attempt}", event.reason)
-
-
-def _list_numbers(summary: Mapping[str, Any]) -> str:
-    numbers = [(name, value) for name, value in summary.items() if isinstance(value, int | float)]
-    return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:_SHOWN_NUMBERS])
 
 
 def _describe_instance(event: events.InstanceChanged) -> tuple[str, str, str]:
@@ -140,15 +136,14 @@ def _describe_instance(event: events.InstanceChanged) -> tuple[str, str, str]:
 
 
 def _describe_sample(event: events.InstanceSampled) -> str:
-    numbers = (
-        ("ttft_p50_s", event.ttft_p50_s),
-        ("tpot_p50_s", event.tpot_p50_s),
-        ("running", event.running),
-        ("waiting", event.waiting),
-        ("step_p50_us", event.step_p50_us),
-    )
-    known = (f"{name} {value:.4g}" for name, value in numbers if value is not None)
-    return ", ".join((*known, f"completed {event.completed}/{event.sent}"))
+    numbers = {
+        "ttft_p50_s": event.ttft_p50_s,
+        "tpot_p50_s": event.tpot_p50_s,
+        "running": event.running,
+        "waiting": event.waiting,
+        "step_p50_us": event.step_p50_us,
+    }
+    return ", ".join((*list_numbers(numbers), f"completed {event.completed}/{event.sent}"))
 
 
 def _describe_router(event: events.RouterSampled) -> str:

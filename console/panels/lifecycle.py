@@ -26,6 +26,7 @@ from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
 from results.records.events import RESIDUAL_BELOW, CellState
+from results.records.named_number import digits
 from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import (
@@ -77,7 +78,7 @@ def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
     parts.append((f"  {sums['discarded']} discarded", "warn" if sums["discarded"] else "dim"))
     worst = worst_residual(view)
     if worst is not None:
-        parts.append((f"  residual ≤ {say.digits(worst * 100)} %", "warn" if worst >= RESIDUAL_BELOW else "dim"))
+        parts.append((f"  residual ≤ {digits(worst * 100)} %", "warn" if worst >= RESIDUAL_BELOW else "dim"))
     return (*parts, (f"  {sums['warmups']} warm-up", "dim"))
 
 
@@ -90,17 +91,17 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
         ("size", f"{size}; repetition {event.repetition}"),
         ("counts", f"no: {event.discarded}" if event.discarded else "no: a warm-up" if event.warmup else "yes"),
         *(
-            (find_phase(name, place).label, f"{say.digits(ms)} ms")
+            (find_phase(name, place).label, f"{digits(ms)} ms")
             for place, (name, ms) in enumerate(event.phases_ms.items())
         ),
     ]
-    speed = f"{say.data(event.bytes)} at {say.digits(event.bandwidth_gbps)} Gbit/s"
-    facts.append(("whole transfer", f"{say.digits(event.transfer_ms)} ms: {speed}"))
-    combined = f"; on one combined instance {say.digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
-    plain = f"; on one without a connector {say.digits(event.plain_ttft_ms)} ms" if event.plain_ttft_ms else ""
+    speed = f"{say.data(event.bytes)} at {digits(event.bandwidth_gbps)} Gbit/s"
+    facts.append(("whole transfer", f"{digits(event.transfer_ms)} ms: {speed}"))
+    combined = f"; on one combined instance {digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
+    plain = f"; on one without a connector {digits(event.plain_ttft_ms)} ms" if event.plain_ttft_ms else ""
     left = f", residual {share_text(event.residual_share)} %" if event.phases_ms else ""
-    facts.append(("TTFT", f"{say.digits(event.ttft_ms)} ms{combined}{plain}"))
-    facts.append(("E2E", f"{say.digits(event.e2e_ms)} ms{left}"))
+    facts.append(("TTFT", f"{digits(event.ttft_ms)} ms{combined}{plain}"))
+    facts.append(("E2E", f"{digits(event.e2e_ms)} ms{left}"))
     return facts + [(name, f"not measured: {why}") for name, why in event.gaps.items()]
 
 
@@ -143,7 +144,7 @@ def _overhead_cell(overhead: Overhead | None) -> Cell:
     if overhead is None:
         return cell("")
     ms = overhead.overhead_ms
-    return cell(f"{'+' if ms > 0 else ''}{say.digits(ms)}", "warn" if ms > 0 else "good")
+    return cell(f"{'+' if ms > 0 else ''}{digits(ms)}", "warn" if ms > 0 else "good")
 
 
 def overhead_note(view: LifecycleView) -> str:

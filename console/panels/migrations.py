@@ -16,6 +16,7 @@ from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
 from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
 from results.records.events import CellState
+from results.records.named_number import NOT_MEASURED, digits
 from results.report.terms import term
 from state.bindings import Stay
 from state.migrations import Migration, MigrationCounts
@@ -186,7 +187,7 @@ def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], gl
             "way": _format_way(picture, past, row),
             "phase": cell(f"{glyphs.sign(SIGNS[end])} {end}" if end in SIGNS else row.phase, TONES.get(end, "")),
             "tokens": cell(_format_amount(row, say.tokens(row.external_tokens))),
-            "bytes": cell(_format_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
+            "bytes": cell(_format_amount(row, digits(None if row.bytes is None else row.bytes / 1e6))),
             "took": cell(_format_amount(row, say.short_ms(row.transfer_s))),
             "why": cell(explain_reason(row), "dim"),
         }
@@ -233,7 +234,7 @@ def migration_facts(row: Migration) -> list[Fact]:
         ("session", f"{row.session}, turn {row.turn}"),
         ("way", f"{row.source} → {row.target}" if row.target else f"it stays at {row.source}"),
         ("outcome", ": ".join(dict.fromkeys(part for part in (name_outcome(row), row.reason) if part))),
-        ("why", explain_reason(row) or say.NOT_MEASURED),
+        ("why", explain_reason(row) or NOT_MEASURED),
     ]
     if row.phase != "refused":
         facts += [

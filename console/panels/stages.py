@@ -15,6 +15,7 @@ from console.rows.instances import config_tone
 from console.rows.routing import REPLAY, plans_replays
 from console.widgets.table import Cell, Column, Row, Table, cell, count_columns, span_columns
 from results.records.events import CellState
+from results.records.named_number import NOT_MEASURED, digits, name_value
 from results.registry import is_measured
 from results.report.terms import term
 from state.model import CellView, RunView, StageView
@@ -153,10 +154,10 @@ def cell_number(summary: Mapping[str, Any], column: str) -> str:
 _SHOWN: Mapping[str, Callable[[float | None], str]] = {
     "ttft": say.ms,
     "tpot": say.ms,
-    "rate": say.digits,
+    "rate": digits,
     "step": say.us_as_ms,
     "apc": say.percent,
-    "amplification": say.digits,
+    "amplification": digits,
 }
 
 
@@ -181,7 +182,7 @@ def cell_detail(view: CellView) -> list[Fact]:
     lines: list[Fact] = [
         ("cell", view.cell),
         ("state", str(view.state) + (", degraded" if view.degraded else "")),
-        ("config", view.plan.config or say.NOT_MEASURED),
+        ("config", view.plan.config or NOT_MEASURED),
         ("policy" if view.plan.kind == REPLAY else "load", view.plan.label),
         ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent_text(a.spent_s)}" for a in view.attempts) or "none yet"),
         ("estimated", say.duration(view.plan.estimated_s)),
@@ -192,7 +193,7 @@ def cell_detail(view: CellView) -> list[Fact]:
         for label, text in (("reason", view.reason), ("degraded", view.degraded), ("note", view.note))
         if text
     ]
-    lines += [say.named(key, value) for key, value in view.summary.items()]
+    lines += [name_value(key, value) for key, value in view.summary.items()]
     return lines
 
 

@@ -10,6 +10,7 @@ from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, cell
 from results.records.events import InstanceSampled, InstanceState
+from results.records.named_number import NOT_MEASURED
 from state.model import InstanceView, RunView
 from state.run import INSTANCE_ENDED
 
@@ -62,7 +63,7 @@ def is_current(picture: Picture, instance: InstanceView) -> bool:
 def instance_numbers(instance: InstanceView) -> dict[str, str]:
     """An instance's last numbers as text, by column."""
     last = instance.latest
-    return {name: say.NOT_MEASURED if last is None else show(last) for name, show in _NUMBERS.items()}
+    return {name: NOT_MEASURED if last is None else show(last) for name, show in _NUMBERS.items()}
 
 
 _NUMBERS: Mapping[str, Callable[[InstanceSampled], str]] = {
@@ -83,7 +84,7 @@ _NUMBERS: Mapping[str, Callable[[InstanceSampled], str]] = {
 
 
 def _pair_text(first: str, second: str) -> str:
-    return say.NOT_MEASURED if first == second == say.NOT_MEASURED else f"{first}/{second}"
+    return NOT_MEASURED if first == second == NOT_MEASURED else f"{first}/{second}"
 
 
 def instance_detail(picture: Picture, instance: InstanceView) -> list[tuple[str, str]]:
@@ -92,9 +93,9 @@ def instance_detail(picture: Picture, instance: InstanceView) -> list[tuple[str,
     lines = [
         ("state", str(instance.state) + (f", {instance.reason}" if instance.reason else "")),
         ("config", instance.config),
-        ("url", instance.url or say.NOT_MEASURED),
-        ("process", f"pid {instance.pid}, group {instance.pgid}" if instance.pid else say.NOT_MEASURED),
-        ("started", f"{say.clock(instance.started_unix_s)} by {instance.started_by or say.NOT_MEASURED}"),
+        ("url", instance.url or NOT_MEASURED),
+        ("process", f"pid {instance.pid}, group {instance.pgid}" if instance.pid else NOT_MEASURED),
+        ("started", f"{say.clock(instance.started_unix_s)} by {instance.started_by or NOT_MEASURED}"),
         ("ready after", say.duration(_seconds_since(instance.started_unix_s, instance.ready_unix_s))),
     ]
     if last is not None:

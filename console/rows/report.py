@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from console import format as say
 from console.widgets.rate_plot import SIGNS
 from console.widgets.table import Column, Row, Span, cell, count_columns, fit_row
+from results.records.named_number import digits
 from results.report.chart import Chart
 from results.report.content import ReportText
 from results.report.document import LIMITS_TITLE
@@ -209,7 +209,7 @@ def chart_table(chart: Chart) -> Table:
     grid = sorted({point.x for line in chart.lines for point in line.points})
     rows = []
     for line in chart.lines:
-        texts = {point.x: f"{say.digits(point.value)}{f' {SIGNS[point.mark]}' if point.mark else ''}"
+        texts = {point.x: f"{digits(point.value)}{f' {SIGNS[point.mark]}' if point.mark else ''}"
                  for point in line.points}  # fmt: skip
         rows.append((line.name, *(texts.get(x, NOT_MEASURED) for x in grid)))
     return Table(chart.title, ("", *(f"{x:g} {chart.x_name}" for x in grid)), tuple(rows), chart.note)

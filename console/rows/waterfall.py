@@ -12,6 +12,7 @@ from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, Column, Row, Span, cell, flow_entries
 from results.records.events import RESIDUAL_BELOW, LifecycleMeasured
+from results.records.named_number import NOT_MEASURED, digits
 from state.lifecycle import LifecycleView, MeasuredRequest
 
 SHOWN = 120
@@ -69,7 +70,7 @@ def list_phases(requests: Sequence[MeasuredRequest], marker: str, width: int) ->
     entries = []
     for place, (name, values) in enumerate(values_by_phase.items()):
         each = find_phase(name, place)
-        middle = say.digits(median(values)) if values else say.NOT_MEASURED
+        middle = digits(median(values)) if values else NOT_MEASURED
         sign = each.letter if marker == "letters" else BLOCK
         entries.append(((f"{sign} ", each.tone), (f"{each.label} ", ""), (f"{middle}  ", "dim")))
     return flow_entries([cell("median ms  ", "dim"), *entries] if entries else [], width)
@@ -121,10 +122,10 @@ def waterfall_rows(
             "output": cell(say.whole(event.output_tokens), tone),
             "repetition": cell(str(event.repetition), "dim"),
             "phases": _bar_cell(request, room, full_ms, marker),
-            "transfer": cell(say.digits(event.transfer_ms), tone),
-            "ttft": cell(say.digits(event.ttft_ms), tone),
-            "e2e": cell(say.digits(event.e2e_ms), tone),
-            "gbps": cell(say.digits(event.bandwidth_gbps), tone),
+            "transfer": cell(digits(event.transfer_ms), tone),
+            "ttft": cell(digits(event.ttft_ms), tone),
+            "e2e": cell(digits(event.e2e_ms), tone),
+            "gbps": cell(digits(event.bandwidth_gbps), tone),
             "residual": cell(share_text(event.residual_share), _residual_tone(event, tone)),
         }
         made.append(
@@ -134,7 +135,7 @@ def waterfall_rows(
 
 
 def share_text(share: float | None) -> str:
-    return say.NOT_MEASURED if share is None else say.digits(share * 100)
+    return NOT_MEASURED if share is None else digits(share * 100)
 
 
 def _residual_tone(event: LifecycleMeasured, tone: str) -> str:

@@ -12,6 +12,7 @@ from textual.strip import Strip
 from console import format as say
 from console.widgets.drawing import Drawing, place_labels
 from results.records.events import STEP_BUCKETS_US
+from results.records.named_number import digits
 
 NAME_WIDTH = (12, 24)
 """The least and the most columns for the names."""
@@ -89,5 +90,5 @@ def axis_labels(first: int, last: int, size: int) -> str:
 def edge_text(index: int) -> str:
     """A bucket's upper edge in ms; the last one has none."""
     if index >= len(STEP_BUCKETS_US):
-        return f">{say.digits(STEP_BUCKETS_US[-1] / 1e3)}"
+        return f">{digits(STEP_BUCKETS_US[-1] / 1e3)}"
     return f"{STEP_BUCKETS_US[index] / 1e3:g}"

@@ -12,9 +12,9 @@ from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
 
-from console import format as say
 from console.series import GAP_S, Axis, Series, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.drawing import Drawing
+from results.records.named_number import digits
 
 LETTERS = "abcdefghijklmnop"
 
@@ -52,7 +52,7 @@ class Plot(Drawing):
             if not line.points:
                 continue
             sign = self.sign(index, "●")
-            value = say.digits(line.points[-1][1])
+            value = digits(line.points[-1][1])
             room -= len(line.name) + len(value) + 5
             if room < -2:
                 break

@@ -22,6 +22,7 @@ from console.widgets.header import header_lines
 from console.widgets.histogram import Counts, Histogram, axis_labels, edge_text
 from console.widgets.table import Column, Row, Table, cell, fit_row
 from results.records.events import STEP_BUCKETS_US, CellState, InstanceState, RunState, StageState
+from results.records.named_number import digits
 from state.lease import LeaseState
 from state.model import RunView
 from tests.console.conftest import LIVE, picture_of
@@ -41,7 +42,7 @@ from tests.console.conftest import LIVE, picture_of
     ],
 )
 def test_three_significant_digits(value: float | None, text: str) -> None:
-    assert say.digits(value) == text
+    assert digits(value) == text
 
 
 @given(st.floats(0, 999))
@@ -59,21 +60,6 @@ def test_token_counts_stay_narrow(count: int) -> None:
 )
 def test_durations(seconds: float | None, text: str) -> None:
     assert say.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("ttft_p90_s", 0.1423, ("ttft p90", "142 ms")),
-        ("step_p50_us", 1663, ("step p50", "1.66 ms")),
-        ("effective_throughput_per_s", 3.91, ("effective throughput", "3.91 /s")),
-        ("completed", 120, ("completed", "120")),
-        ("saturated", True, ("saturated", "yes")),
-        ("tpot_p90_s", None, ("tpot p90", "–")),
-    ],
-)
-def test_named_numbers_take_their_unit_from_the_name(key: str, value: object, shown: tuple[str, str]) -> None:
-    assert say.named(key, value) == shown
 
 
 LINE = st.lists(st.tuples(st.floats(0, 1000), st.floats(0, 1e6)), max_size=300).map(sorted)

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
-from console import format as say
 from console.glyphs import UNICODE
 from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
@@ -20,6 +19,7 @@ from console.screens.dialogs import Detail
 from results.records.events import RESIDUAL_BELOW, LifecycleMeasured
 from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
 from results.records.lifecycle import PHASES as RECORDED
+from results.records.named_number import digits
 from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
 from state.status import to_json
 from state.store import RunStore
@@ -112,7 +112,7 @@ def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> Non
     prefills = sorted(each.event.phases_ms["p_prefill"] or 0.0 for each in counting)
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
     legend = " ".join(text(line) for line in waterfall.list_phases(waterfall.latest_requests(view), "braille", 80))
-    assert f"prefill {say.digits(middle)} " in legend
+    assert f"prefill {digits(middle)} " in legend
     assert all(waterfall.PHASES[name].label in legend for name in counting[0].event.phases_ms)
     assert all(len(text(line)) <= 80 for line in waterfall.list_phases(waterfall.latest_requests(view), "letters", 80))
 
@@ -151,7 +151,7 @@ def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
                        for column, content in zip(columns[1:], row.cells[1:], strict=True)}  # fmt: skip
     for each in list_overheads(view):
         cell_text = shown_overheads[str(each.context_tokens), str(each.new_tokens)]
-        assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
+        assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{digits(each.overhead_ms)}"
     assert "faster nowhere" in rows.overhead_note(view)
     assert rows.overhead_note(LifecycleView()).startswith("no size was measured")
     assert rows.bandwidth_chart(LifecycleView()).lines == ()
@@ -218,4 +218,4 @@ async def test_it_shows_what_status_json_says(made: Callable[[str], Path]) -> No
     async with watching(made("measured"), NARROW) as pilot:
         await pilot.press("9")
         await sees(pilot, f"{counted} requests  {discarded} discarded")
-        await sees(pilot, f"residual ≤ {say.digits(known['worst_residual_share'] * 100)} %")
+        await sees(pilot, f"residual ≤ {digits(known['worst_residual_share'] * 100)} %")

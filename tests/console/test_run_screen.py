@@ -12,6 +12,7 @@ from console import format as say
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
 from results.records.events import Noted
+from results.records.named_number import NOT_MEASURED
 from state.status import to_json
 from state.store import RunStore
 from tests.console.conftest import NARROW, RUN, WIDE, press_and_see, see_footer, sees, shown, until, watching
@@ -71,7 +72,7 @@ async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
         row = next(line for line in lines if line.strip("│ ").startswith(instance["instance"] + " "))
         latest = instance["latest"]
         if latest is None:
-            assert say.NOT_MEASURED in row
+            assert NOT_MEASURED in row
             continue
         expected = [
             say.ms(latest["ttft_p50_s"]),

@@ -13,6 +13,7 @@ from console.rows.runs import run_columns, run_rows
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
 from console.widgets.table import Table, cell
+from results.records.named_number import NOT_MEASURED
 from state.workspace import RunEntry
 from tests.console.conftest import NARROW, RUN, sees, shown, until, watching
 
@@ -50,8 +51,8 @@ async def test_an_unreadable_run_says_why_and_is_not_opened(tmp_path: Path) -> N
 def test_a_run_with_an_impossible_date_is_listed_without_it(unix_s: float, tmp_path: Path) -> None:
     columns = run_columns(200)
     (row,) = run_rows((RunEntry(RUN, tmp_path, created_unix_s=unix_s),), UNICODE, columns)
-    assert row.cells[[column.key for column in columns].index("created")] == cell(say.NOT_MEASURED, "dim")
-    assert say.clock(unix_s) == say.NOT_MEASURED
+    assert row.cells[[column.key for column in columns].index("created")] == cell(NOT_MEASURED, "dim")
+    assert say.clock(unix_s) == NOT_MEASURED
 
 
 async def test_a_run_whose_process_is_gone_is_marked(dead_run: Path) -> None:

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from results.records.events import EngineDeath, Event, InstanceChanged, InstanceSampled, InstanceState, Noted
+from results.records.events import (
+    CellChanged,
+    CellState,
+    EngineDeath,
+    Event,
+    InstanceChanged,
+    InstanceSampled,
+    InstanceState,
+    Noted,
+)
 from state.events import KINDS, Recorded, Unknown, decode, encode, wire_kind
 from state.feed_lines import feed_line
 from tests.state.strategies import any_event
@@ -22,6 +31,13 @@ def test_every_event_can_be_told_in_one_line(event: Event) -> None:
     if not isinstance(event, Noted):
         assert line.text
         assert line.level in ("info", "warning", "error")
+
+
+def test_a_finished_cell_is_told_with_its_first_numbers_as_people_read_them() -> None:
+    summary = {"ttft_p50_s": 0.0072, "ttft_p90_s": 0.00882, "ttft_p90_low_s": 0.0085, "ttft_p90_high_s": 0.0093,
+               "tpot_p50_s": None, "tpot_p90_s": 0.0031, "completed": 96, "dropped": 0}  # fmt: skip
+    line = feed_line(Recorded(1, 5.0, 0, CellChanged("a", CellState.DONE, 1, summary=summary)))
+    assert line.text == "done: TTFT p50 7.20 ms, TTFT p90 8.82 ms [8.50, 9.30], TPOT p90 3.10 ms, completed 96"
 
 
 def test_each_kind_has_a_wire_name_of_its_own() -> None:
