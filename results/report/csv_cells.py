@@ -22,7 +22,7 @@ def escape_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its headings and texts escaped; columns without a formula stay as they are."""
     escaped: dict[str, list[object]] = {}
     for name in frame.columns:
-        if frame[name].dtype.kind == "O":
+        if frame[name].dtype.kind in "OSU":
             cells = frame[name].tolist()
             if any(isinstance(cell, str) and _FORMULA.match(cell) for cell in cells):
                 escaped[name] = [escape_formula(cell) if isinstance(cell, str) else cell for cell in cells]
