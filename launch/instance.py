@@ -158,10 +158,10 @@ class Instance:
     async def stop(self, grace_s: float, release_wait_s: float) -> str:
         """TERM, KILL after `grace_s`, verify that all of it is gone, then wait for the memory of its GPUs.
 
-        Returns what is known of that memory; a further call returns the same. Raises StillThere where a process
-        survives KILL, and ProcessesUnseen where descriptors or memory are short for long.
+        Returns what is known of that memory; a further call returns the same, or tries again after a failure. Raises
+        StillThere where a process survives KILL, and ProcessesUnseen where descriptors or memory are short for long.
         """
-        if self._stopped is None:
+        if self._stopped is None or _has_failed(self._stopped):
             self._stopped = asyncio.create_task(self._stop(grace_s, release_wait_s))
         return await asyncio.shield(self._stopped)
 
@@ -314,6 +314,10 @@ def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
     if left:
         raise StillThere(f"processes {', '.join(map(str, left))} of an engine survive KILL", remedy="restart the host")
     return True
+
+
+def _has_failed(task: asyncio.Task[str]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _read_from(path: Path, start: int, at_most: int | None = None) -> str:

@@ -90,11 +90,18 @@ class CellLoop:
             return self._cannot_go_on(error)
         finally:
             beat.cancel()
-            await self._cells.release("the run process ends")
+            await self._release_last()
 
     def stop_now(self, reason: str) -> None:
         """Stop as soon as possible, cutting the cell that runs."""
         self._steering.stop_now(reason)
+
+    async def _release_last(self) -> None:
+        """What fails here is logged: the journal has the run's state by now, which the exit code stands for."""
+        try:
+            await self._cells.release("the run process ends")
+        except (StateError, LaunchError, RunnerError, OSError) as error:
+            log.error("an engine may be left: %s", _join_remedy(error))
 
     def _recover(self) -> None:
         """Clean up after a run process that died: end its engines, reset the cell that it ran."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 
 from launch.environment import Engine
+from launch.errors import LaunchError
 from launch.local import LocalBackend
 from results.records.events import Noted, RunChanged, RunState
 from results.records.layout import RunLayout
@@ -79,13 +81,28 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
     return prepared
 
 
+@contextlib.asynccontextmanager
+async def _open_backend(engine: Engine) -> AsyncIterator[LocalBackend]:
+    """On leaving, every engine is ended. One that is left is logged and raises nothing: by then the journal has the
+    run's state, which the exit code stands for, and the next run process ends what is left.
+    """
+    backend = LocalBackend(engine)
+    try:
+        yield backend
+    finally:
+        try:
+            await backend.close()
+        except LaunchError as error:
+            log.error("an engine may be left: %s. %s", error, error.remedy)
+
+
 async def _run_cells(
     store: RunStore, lease: leases.Lease, folder: Path, experiment: Experiment, prepared: Prepared
 ) -> ExitCode:
     engine = prepared.engine or NO_ENGINE
     layout = RunLayout(folder)
     configs = {config.name: config for config in prepared.draft.configs}
-    async with LocalBackend(engine) as backend:
+    async with _open_backend(engine) as backend:
         launcher = Launcher(
             backend=backend,
             profile=prepared.profile,

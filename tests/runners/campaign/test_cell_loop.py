@@ -230,6 +230,18 @@ async def test_what_every_further_cell_would_meet_interrupts_the_run_and_fails_n
     assert set(times_done(folder).values()) == {1}
 
 
+async def test_an_engine_that_cannot_be_released_at_the_end_leaves_the_exit_code_as_it_is(tmp_path: Path) -> None:
+    class Stuck(Scripted):
+        async def release(self, reason: str) -> None:
+            if reason == "the run process ends":
+                raise OBSTACLES["unseen"]()
+
+    folder = new_run(tmp_path / "run", {"s0-c1": "port"})
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        code = await CellLoop(store, lease, folder, Stuck(folder)).run()
+    assert (code, view_of(folder).state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)
+
+
 async def test_a_cell_that_fails_for_want_of_descriptors_names_the_limit(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s1-c1": "short"})
     code, _ = await run_with(folder)
