@@ -12,13 +12,14 @@ import pandas as pd
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.configs import in_order
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.saturation_criteria import judge_launches
 from results.connector_tax.summary import CellSummary, is_at_rate
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
+from results.report.terms import begin_sentence
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
@@ -69,9 +70,9 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
-        f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shape_text(cells)}, {describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A "
-        "ring marks a cell in which criterion 1 fired; the knees beside are by any criterion "
+        f"{begin_sentence('effective throughput')}, against the requested rate, {_shape_text(cells)}, "
+        f"{describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A ring marks a cell in "
+        "which criterion 1 fired; the knees beside are by any criterion "
         f"({_limit_text(analysis)}). Below: the throughput ratio, which the specification judges, on an axis that does "
         "not begin at 0, with its limit; criterion 1 judges the cohort ratio instead, so that a point below the limit "
         f"may have no ring.{name_absent(analysis)}"
