@@ -238,8 +238,9 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
 
     The estimate of each cell left, times observed/estimated over the cells of its kind that are done (1 before the
     first: how long a check takes says nothing about a load), plus for each that waits what went by between cells so
-    far. Where the run has a pace, no estimate is of that pace: the cell that runs counts too, by its fraction, and
-    cells of a kind that has none done are scaled as all others were.
+    far. The cell that runs counts too, by its fraction, where others ended meanwhile: the time was theirs as well. It
+    also counts where the run has a pace, of which no estimate is; cells of a kind that has none done are scaled as all
+    others were then.
     """
     if view.state in (RunState.DONE, RunState.FAILED):
         return 0.0 if view.state is RunState.DONE else None
@@ -255,11 +256,15 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
 def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, float]:
     """observed/estimated seconds of the done cells by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
+    started = (cell.attempts[-1].started_unix_s for cell in view.cells.values() if cell.attempts)
+    newest_unix_s = max(started, default=0.0)
     for cell in view.cells.values():
         took_s, share = cell.observed_s, 1.0
-        if took_s is None and view.pace and cell.state is CellState.RUNNING and cell.fraction:
-            # by the share that is done: extrapolated to its whole, the first second of a cell would outweigh all others
-            took_s, share = now_active_s - cell.attempts[-1].started_active_s, cell.fraction
+        if took_s is None and cell.state is CellState.RUNNING:
+            last = cell.attempts[-1]
+            if last.started_unix_s < newest_unix_s or (view.pace and cell.fraction):
+                # by the share that is done: extrapolated to its whole, a cell's first second would outweigh all others
+                took_s, share = max(0.0, now_active_s - last.started_active_s), cell.fraction
         if took_s is not None and cell.plan.estimated_s > 0:
             for kind in (None, cell.plan.kind):
                 sums = observed.setdefault(kind, [0.0, 0.0])

@@ -1,5 +1,7 @@
 """Runs the pending cells of a frozen plan one by one until none is left.
 
+Simulated cells also run ahead of their turn: each of them is recorded when it ends.
+
 It handles stages, attempts, operator requests and recovery after a crash of this process; what a cell measures is the
 experiment's part. The journal records which cells are finished, and a finished cell never runs again.
 """
@@ -11,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 
 from launch.death import describe_exit_name, was_ended
@@ -37,7 +40,7 @@ from results.records.plan import CellPlan
 from runners.campaign.adoption import ArtifactsUnread, adopt_if_complete
 from runners.campaign.disk import DiskFull, require_disk
 from runners.campaign.exit_code import exit_code
-from runners.campaign.experiment import CellOutcome, CellRunner
+from runners.campaign.experiment import CellOutcome, CellRunner, RunsAhead
 from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
 from runners.samplers.gpu import GpuSampler
@@ -67,6 +70,7 @@ class CellLoop:
         self._lease = lease
         self._folder = folder
         self._cells = cells
+        self._ahead = cells if isinstance(cells, RunsAhead) else None
         self._host = HostSampler(RunLayout(folder).host_csv)
         self._gpus = GpuSampler(
             RunLayout(folder).gpu_csv,
@@ -146,6 +150,7 @@ class CellLoop:
             await self._enter_stage(cell)
             if not await self._run_cell(cell):
                 return await self._interrupt_run()
+            await self._end_cells_ahead(cell.stage)
             changed = True
         await self._cells.release("no cell is left")
         self._close_stages()
@@ -161,9 +166,9 @@ class CellLoop:
                 return plan
         return None
 
-    def _answer_requests(self) -> None:
+    def _answer_requests(self, running: CellPlan | None = None) -> None:
         self._sync_view()
-        self._steering.answer_requests(self._view)
+        self._steering.answer_requests(self._view, running)
         self._sync_view()
 
     async def _wait_while_paused(self) -> None:
@@ -214,19 +219,41 @@ class CellLoop:
         self._host.cell = self._gpus.cell = "" if plan.kind in UNMEASURED else plan.cell
         task = asyncio.create_task(self._cells.run_cell(plan, attempt))
         try:
-            await self._follow_cell(plan, task)
-            outcome = await task
+            await self._follow_cell(plan, attempt, task)
+            await self._record_end(plan, attempt, task, begin_seq)
         except asyncio.CancelledError:
             return await self._end_cancelled(plan, attempt, task)
+        finally:
+            self._host.cell = self._gpus.cell = ""
+        return True
+
+    async def _record_end(self, plan: CellPlan, attempt: int, ending: Awaitable[CellOutcome], begin_seq: int) -> None:
+        """Record how an attempt ends. Raises what every further cell would meet too."""
+        try:
+            outcome = await ending
         except CellSkipped as skipped:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except Exception as error:  # noqa: BLE001  (recorded, or raised again)
             await self._end_failed(plan, attempt, error, begin_seq)
         else:
             self._end_cell(plan, outcome)
-        finally:
-            self._host.cell = self._gpus.cell = ""
-        return True
+
+    async def _end_cells_ahead(self, stage: str) -> None:
+        """Record the cells of this stage that ran ahead of their turn and have ended since the last call.
+
+        The journal has such a cell running from here to its end only: before, no event said that it runs.
+        """
+        if self._ahead is None:
+            return
+        for plan in self._view.plan.cells:
+            cell = self._view.cells[plan.cell]
+            if plan.stage != stage or cell.state is not CellState.PENDING:
+                continue
+            ending = self._ahead.take_ended(plan)
+            if ending is not None:
+                attempt = cell.attempt + 1
+                self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
+                await self._record_end(plan, attempt, ending, self._view.last_seq)
 
     async def _adopt(self, plan: CellPlan) -> bool:
         """End a cell whose artifacts are all in place, though its attempt did not end well; False = measure it.
@@ -295,15 +322,27 @@ class CellLoop:
         was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
         return f"{AGAIN} {death}" if death and not was_tried_again else ""
 
-    async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[CellOutcome]) -> None:
-        """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""
-        while not task.done():
-            await asyncio.wait({task}, timeout=POLL_S)
-            self._sync_view()
-            self._steering.answer_requests(self._view, running=plan)
-            if not task.done() and (self._steering.stopping_now or self._steering.skipped(plan)):
-                task.cancel()
-                return
+    async def _follow_cell(self, plan: CellPlan, attempt: int, task: asyncio.Task[CellOutcome]) -> None:
+        """Wait for the cell; meanwhile answer operator requests and record cells that ran ahead of their turn.
+
+        Cancels it on `stop_now` or when it is skipped. Raises what the run cannot go on with: the cell is cut and
+        pending then.
+        """
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=POLL_S)
+                self._answer_requests(plan)
+                if task.done():
+                    return
+                if self._steering.stopping_now or self._steering.skipped(plan):
+                    task.cancel()
+                    return
+                await self._end_cells_ahead(plan.stage)
+        except Exception as error:
+            task.cancel()
+            await asyncio.wait({task})
+            self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, f"interrupted: {error}"))
+            raise
 
     async def _end_cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[CellOutcome]) -> bool:
         if not task.done():  # this coroutine itself was cancelled: the process is being stopped

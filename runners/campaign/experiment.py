@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
     from launch.profile import ConnectorConfig, Profile
@@ -133,3 +133,14 @@ class CellRunner(Protocol):
 
     async def release(self, reason: str) -> None:
         """Stop every engine; called at the end of a stage, at a pause, and at the end of the run."""
+
+
+@runtime_checkable
+class RunsAhead(Protocol):
+    """A cell runner whose cells do not disturb each other: it may run some ahead of their turn."""
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """The end of a cell that ran ahead, handed over once; None = there is none yet, or its turn must read it again.
+
+        Awaiting it returns or raises at once what `run_cell` would.
+        """

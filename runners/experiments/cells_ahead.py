@@ -1,6 +1,6 @@
 """Runs simulated cells ahead of their turn, in the order of the plan, as many at once as there is room for.
 
-A cell that finished ahead is adopted when its turn in the journal comes, also by a later run process.
+The cell loop takes a cell that ended ahead when it ends. What no journal has yet is adopted by a later run process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CellsAhead:
         self._adopt = adopt
         self._is_ready = is_ready
         self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
-        """Those that run, or have ended and wait for their turn."""
+        """Those that run, or have ended and were not taken yet."""
         self._ahead: list[tuple[CellPlan, int]] = []
         """Not begun yet, with their next attempts."""
         self.turn = ""
@@ -73,8 +73,15 @@ class CellsAhead:
     def _drop_unread(self, cell: str) -> None:
         """What could not be read ahead may be readable at its turn."""
         task = self._tasks.get(cell)
-        if task is not None and task.done() and not task.cancelled() and isinstance(task.exception(), ArtifactsUnread):
+        if task is not None and _is_unread(task):
             del self._tasks[cell]
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """As of `RunsAhead`."""
+        task = self._tasks.get(cell.cell)
+        if task is None or not task.done() or task.cancelled() or _is_unread(task):
+            return None
+        return self._tasks.pop(cell.cell)
 
     async def stop(self) -> None:
         """End what runs ahead."""
@@ -84,13 +91,13 @@ class CellsAhead:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _list_ahead(self, first: CellPlan) -> list[tuple[CellPlan, int]]:
-        """Cells that are still to be simulated, in the order of the plan, with their next attempts."""
+        """Cells that are still to be begun, in the order of the plan, with their next attempts."""
         view = self._context.store.view()
         pending = (cell for cell in view.plan.cells if view.cells[cell.cell].state is CellState.PENDING)
         return [
             (cell, view.cells[cell.cell].attempt + 1)
             for cell in pending
-            if cell.kind == self._kind and cell.cell != first.cell
+            if cell.kind == self._kind and cell.cell != first.cell and cell.cell not in self._tasks
         ]
 
     def _fill_room(self) -> None:
@@ -103,9 +110,8 @@ class CellsAhead:
             if not self._is_known_ready(cell):
                 continue
             self._ahead.remove(pair)
-            if cell.cell not in self._tasks:
-                self._begin(cell, attempt)
-                running += 1
+            self._begin(cell, attempt)
+            running += 1
 
     def _is_known_ready(self, cell: CellPlan) -> bool:
         """A cell whose inputs cannot be read now waits for its turn, at which the run says why."""
@@ -128,3 +134,7 @@ class CellsAhead:
     async def _adopt_or_simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """A cell that an earlier run process finished ahead of its turn is not simulated again."""
         return await adopt_if_complete(self._adopt, cell) or await self._simulate(cell, attempt)
+
+
+def _is_unread(task: asyncio.Task[CellOutcome]) -> bool:
+    return task.done() and not task.cancelled() and isinstance(task.exception(), ArtifactsUnread)

@@ -264,6 +264,37 @@ def test_a_cell_that_has_just_begun_moves_the_forecast_of_a_pace_little() -> Non
     assert eta_s(begun, before.last_t_unix_s + 1.0) == pytest.approx(forecast_s, rel=0.1)
 
 
+def test_cells_that_end_ahead_of_their_turn_share_the_time_of_the_cell_that_runs() -> None:
+    """They are recorded as running for their end only: by their own time alone nothing would be left."""
+    first, second, *_ = (cell.cell for cell in CELLS if cell.kind == "load")
+    view = folded(
+        RunChanged(RunState.RUNNING),
+        CellChanged(first, CellState.RUNNING, 1),
+        CellProgressed(first, 0.5),
+        CellChanged(second, CellState.RUNNING, 1),
+        CellChanged(second, CellState.DONE, 1),
+        step_s=10.0,
+    )
+    scale = (30 + 10) / (0.5 * 30 + 30)  # seconds of both cells, for the half of the first and all of the second
+    assert eta_s(view, view.last_t_unix_s) == pytest.approx(scale * (0.5 * 30 + 2 * 30) + 2 * 10)
+
+
+@pytest.mark.parametrize(("fraction", "left_s"), [(0.0, 100.0), (0.25, 104.0)])
+def test_the_forecast_is_not_zero_while_others_end_at_once(fraction: float, left_s: float) -> None:
+    """A task of a cluster reports no progress."""
+    first, second, *_ = (cell.cell for cell in CELLS if cell.kind == "load")
+    view = folded(
+        RunChanged(RunState.RUNNING),
+        CellChanged(first, CellState.RUNNING, 1),
+        CellProgressed(first, fraction),
+        step_s=20.0,
+    )
+    at_s = view.last_t_unix_s + 0.001
+    for number, state in enumerate((CellState.RUNNING, CellState.DONE), view.last_seq + 1):
+        view = fold(view, Recorded(number, at_s, 0, CellChanged(second, state, 1)))
+    assert eta_s(view, at_s) == pytest.approx(left_s, abs=0.1)
+
+
 def test_the_last_pace_counts() -> None:
     assert folded().pace == 0.0
     assert folded(PaceChosen(10.0)).pace == 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -82,6 +82,10 @@ class Capacity:
             return None
         path = self._path_of(cell, size)
         return _describe_point(_POINT.decode(path.read_bytes())) if path.is_file() else None
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """As of `RunsAhead`."""
+        return self._ahead.take_ended(cell)
 
     async def finish(self) -> None:
         await asyncio.to_thread(write_results, self._context.layout.root)

@@ -6,7 +6,7 @@ specs/routing_log #8 and specs/ear sections 3 and 5. Stages: trace and pre-fligh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ class Routing(PatchedCells):
             rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
             return CellOutcome(_interference_headline(rows))
         return None
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """As of `RunsAhead`: simulated cells alone run ahead of their turn."""
+        return self._simulated.take_ended(cell)
 
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine

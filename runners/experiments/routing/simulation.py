@@ -1,13 +1,13 @@
 """The cells of a simulated run: the router and replay of a live cell before engines that are a model.
 
-A cell is a process of its own; as many run at once as there are cores, ahead of their turn in the journal. A run with a
-pace simulates one cell at a time, and its instances are in the journal as those of a live run are.
+A cell is a process of its own; as many run at once as there are cores, and the journal takes each when it ends. A run
+with a pace simulates one cell at a time, and its instances are in the journal as those of a live run are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -65,6 +65,10 @@ class SimulatedCells:
         if not self._pace:
             return await self._ahead.run_cell(cell, attempt)
         return await adopt_if_complete(self._adopt, cell) or await self._simulate_paced(cell, attempt)
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """As of `RunsAhead`."""
+        return self._ahead.take_ended(cell)
 
     @cached_property
     def _pace(self) -> float:
