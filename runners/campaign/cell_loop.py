@@ -170,6 +170,9 @@ class CellLoop:
         self._sync_view()
         self._steering.answer_requests(self._view, running)
         self._sync_view()
+        for cell in self._view.cells.values():
+            if self._ahead is not None and cell.state is CellState.SKIPPED:
+                self._ahead.end_skipped(cell.plan)
 
     async def _wait_while_paused(self) -> None:
         self._answer_requests()

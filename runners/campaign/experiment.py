@@ -144,3 +144,6 @@ class RunsAhead(Protocol):
 
         Awaiting it returns or raises at once what `run_cell` would.
         """
+
+    def end_skipped(self, cell: CellPlan) -> None:
+        """End a cell that was skipped while it ran ahead, or do not begin it. Called again and again."""

@@ -60,7 +60,7 @@ class CellsAhead:
             self._begin(cell, attempt)
         self._fill_room()
         self.turn = cell.cell
-        task = self._tasks.pop(cell.cell)
+        task = self._tasks[cell.cell]
         try:
             return await task
         except asyncio.CancelledError:
@@ -69,6 +69,7 @@ class CellsAhead:
             raise
         finally:
             self.turn = ""
+            self._tasks.pop(cell.cell, None)
 
     def _drop_unread(self, cell: str) -> None:
         """What could not be read ahead may be readable at its turn."""
@@ -82,6 +83,13 @@ class CellsAhead:
         if task is None or not task.done() or task.cancelled() or _is_unread(task):
             return None
         return self._tasks.pop(cell.cell)
+
+    def end_skipped(self, cell: CellPlan) -> None:
+        """As of `RunsAhead`."""
+        self._ahead = [pair for pair in self._ahead if pair[0].cell != cell.cell]
+        task = self._tasks.get(cell.cell)
+        if task is not None and not task.cancelling():  # a second cancellation kills its process
+            task.cancel()
 
     async def stop(self) -> None:
         """End what runs ahead."""
@@ -101,6 +109,8 @@ class CellsAhead:
         ]
 
     def _fill_room(self) -> None:
+        if not self._ahead:
+            return
         running = sum(not task.done() for task in self._tasks.values())
         room = self.simulations.count_room()
         for pair in tuple(self._ahead):
@@ -127,7 +137,9 @@ class CellsAhead:
 
     def _note_end(self, cell: CellPlan, ended: asyncio.Task[CellOutcome]) -> None:
         if ended.cancelled():
-            return
+            self._tasks.pop(cell.cell, None)
+            if cell.cell == self.turn:  # the run may stop
+                return
         self._drop_unread(cell.cell)
         self._fill_room()
 

@@ -87,6 +87,10 @@ class Capacity:
         """As of `RunsAhead`."""
         return self._ahead.take_ended(cell)
 
+    def end_skipped(self, cell: CellPlan) -> None:
+        """As of `RunsAhead`."""
+        self._ahead.end_skipped(cell)
+
     async def finish(self) -> None:
         await asyncio.to_thread(write_results, self._context.layout.root)
 

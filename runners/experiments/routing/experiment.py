@@ -69,6 +69,10 @@ class Routing(PatchedCells):
         """As of `RunsAhead`: simulated cells alone run ahead of their turn."""
         return self._simulated.take_ended(cell)
 
+    def end_skipped(self, cell: CellPlan) -> None:
+        """As of `RunsAhead`."""
+        self._simulated.end_skipped(cell)
+
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine
         return self._grid.simulation is None and needs_patches(self._context.configs[config], engine.kind)

@@ -70,6 +70,10 @@ class SimulatedCells:
         """As of `RunsAhead`."""
         return self._ahead.take_ended(cell)
 
+    def end_skipped(self, cell: CellPlan) -> None:
+        """As of `RunsAhead`."""
+        self._ahead.end_skipped(cell)
+
     @cached_property
     def _pace(self) -> float:
         """Simulated seconds per second; 0 = as fast as the host can."""

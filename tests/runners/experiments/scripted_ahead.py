@@ -50,6 +50,9 @@ class ScriptedAhead(Scripted):
     def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
         return self._ahead.take_ended(cell)
 
+    def end_skipped(self, cell: CellPlan) -> None:
+        self._ahead.end_skipped(cell)
+
     async def release(self, reason: str) -> None:
         await self._ahead.stop()
         await super().release(reason)

@@ -302,15 +302,38 @@ async def test_a_full_disk_that_a_cell_ahead_meets_interrupts_the_run_and_fails_
     assert times_done(folder) == dict.fromkeys(NAMES, 1)
 
 
-async def test_a_cell_that_was_skipped_while_it_ran_ahead_stays_skipped(tmp_path: Path) -> None:
+async def test_a_cell_that_is_skipped_while_it_runs_ahead_is_cut(tmp_path: Path) -> None:
+    """Else the report would have numbers of a cell that is skipped."""
     async with driven(new_run(tmp_path / "run")) as run:
-        await run.until(lambda: AHEAD in run.cells.begun)
+        await run.all_begun()
         await run.ask("skip", f"cell:{AHEAD}")
-        run.cells.held[AHEAD].set()
-        await run.until((run.folder / "done" / AHEAD).exists)
+        await run.until(lambda: AHEAD in run.cells.cut)
+        assert run.see_cell(TURN).state is CellState.RUNNING
         assert await run.end_all() == ExitCode.CELLS_FAILED
+    assert run.cells.cut == [AHEAD]
+    assert not (run.folder / "done" / AHEAD).exists()
     assert view_of(run.folder).cells[AHEAD].state is CellState.SKIPPED
     assert times_done(run.folder) == dict.fromkeys(set(NAMES) - {AHEAD}, 1)
+
+
+async def test_a_cell_that_is_skipped_before_it_runs_ahead_is_not_begun(tmp_path: Path) -> None:
+    async with driven(new_run(tmp_path / "run"), room=2) as run:
+        await run.until(lambda: SECOND in run.cells.begun)
+        await run.ask("skip", f"cell:{AHEAD}")
+        await run.end(SECOND)
+        await run.until(lambda: LAST in run.cells.begun)
+        assert await run.end_all() == ExitCode.CELLS_FAILED
+    assert sorted(run.cells.begun) == [TURN, SECOND, LAST]
+
+
+async def test_the_cell_whose_turn_it_is_takes_room_too(tmp_path: Path) -> None:
+    async with driven(new_run(tmp_path / "run"), room=2) as run:
+        await run.end(SECOND)
+        await run.until(lambda: AHEAD in run.cells.begun)
+        await asyncio.sleep(0.1)
+        assert LAST not in run.cells.begun
+        assert await run.end_all() == ExitCode.DONE
+    assert Counter(run.cells.begun) == dict.fromkeys(NAMES, 1)
 
 
 async def test_skipping_the_cell_whose_turn_it_is_cuts_it_alone(tmp_path: Path) -> None:
