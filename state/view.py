@@ -6,18 +6,19 @@ keeps its last `HISTORY_SAMPLES` seconds, the feed its last `FEED_LINES` lines; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from results.records import events
-from results.records.events import CellState, RunState
+from results.records.events import AttemptState, CellState, RunState
 from state import changes
 from state.events import LIVE_KINDS, Recorded
 from state.feed_lines import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
 from state.migrations import failed_of, migrations_after, refusals_of_line
-from state.model import CellView, InstanceView, RunRow, RunView, StageView, count_cells
+from state.model import AttemptView, CellView, InstanceView, RunRow, RunView, StageView, count_cells
 from state.routing import begun_and_ended, routing_after, routing_after_migration
 from state.run import CELL_ENDED
 
@@ -238,9 +239,9 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
 
     The estimate of each cell left, times observed/estimated over the cells of its kind that are done (1 before the
     first: how long a check takes says nothing about a load), plus for each that waits what went by between cells so
-    far. The cell that runs counts too, by its fraction, where others ended meanwhile: the time was theirs as well. It
-    also counts where the run has a pace, of which no estimate is; cells of a kind that has none done are scaled as all
-    others were then.
+    far. An attempt in which others ended counts too, by the fraction that was done: the time was theirs as well. So
+    does the cell that runs where the run has a pace, of which no estimate is; cells of a kind that has none done are
+    scaled as all others were then.
     """
     if view.state in (RunState.DONE, RunState.FAILED):
         return 0.0 if view.state is RunState.DONE else None
@@ -254,23 +255,46 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
 
 
 def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, float]:
-    """observed/estimated seconds of the done cells by kind; under None over all of them."""
+    """observed/estimated seconds of the cells so far by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
-    started = (cell.attempts[-1].started_unix_s for cell in view.cells.values() if cell.attempts)
-    newest_unix_s = max(started, default=0.0)
+    begins_unix_s = sorted(attempt.started_unix_s for cell in view.cells.values() for attempt in cell.attempts)
     for cell in view.cells.values():
-        took_s, share = cell.observed_s, 1.0
-        if took_s is None and cell.state is CellState.RUNNING:
-            last = cell.attempts[-1]
-            if last.started_unix_s < newest_unix_s or (view.pace and cell.fraction):
-                # by the share that is done: extrapolated to its whole, a cell's first second would outweigh all others
-                took_s, share = max(0.0, now_active_s - last.started_active_s), cell.fraction
-        if took_s is not None and cell.plan.estimated_s > 0:
+        took_s, share = _observe_cell(cell, begins_unix_s, now_active_s, has_pace=view.pace > 0)
+        if (took_s or share) and cell.plan.estimated_s > 0:
             for kind in (None, cell.plan.kind):
                 sums = observed.setdefault(kind, [0.0, 0.0])
                 sums[0] += took_s
                 sums[1] += cell.plan.estimated_s * share
     return {kind: took / estimated if estimated > 0 else 1.0 for kind, (took, estimated) in observed.items()}
+
+
+def _observe_cell(
+    cell: CellView, begins_unix_s: Sequence[float], now_active_s: float, *, has_pace: bool
+) -> tuple[float, float]:
+    """Seconds to hold against estimates, and the share of its own estimate that was done in them.
+
+    `begins_unix_s`: of all attempts of the run, in order.
+    """
+    took_s, share = 0.0, 0.0
+    for attempt in cell.attempts:
+        others_began = _have_others_begun(attempt, begins_unix_s)
+        if attempt.spent_s is not None:
+            is_done = attempt.state is AttemptState.DONE
+            took_s += attempt.spent_s if is_done or others_began else 0.0
+            share += is_done
+        elif others_began or (has_pace and cell.fraction):
+            # by the share that is done: extrapolated to its whole, a cell's first second would outweigh all others
+            took_s += max(0.0, now_active_s - attempt.started_active_s)
+            share += cell.fraction
+    return took_s, share
+
+
+def _have_others_begun(attempt: AttemptView, begins_unix_s: Sequence[float]) -> bool:
+    """Whether another attempt began after this one and before its end."""
+    following = bisect_right(begins_unix_s, attempt.started_unix_s)
+    return following < len(begins_unix_s) and (
+        attempt.ended_unix_s is None or begins_unix_s[following] < attempt.ended_unix_s
+    )
 
 
 def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:

@@ -295,6 +295,36 @@ def test_the_forecast_is_not_zero_while_others_end_at_once(fraction: float, left
     assert eta_s(view, at_s) == pytest.approx(left_s, abs=0.1)
 
 
+@pytest.mark.parametrize("state", [CellState.FAILED, CellState.SKIPPED, CellState.PENDING])
+def test_the_time_of_an_attempt_that_was_not_done_counts_for_those_that_ended_in_it(state: CellState) -> None:
+    first, second, *_ = (cell.cell for cell in CELLS if cell.kind == "load")
+    view = folded(
+        RunChanged(RunState.RUNNING),
+        CellChanged(first, CellState.RUNNING, 1),
+        CellChanged(second, CellState.RUNNING, 1),
+        CellChanged(second, CellState.DONE, 1),
+        CellChanged(first, state, 1),
+        step_s=10.0,
+    )
+    left = 3 if state is CellState.PENDING else 2
+    scale = (30 + 10) / 30  # seconds of both cells, for the second
+    assert eta_s(view, view.last_t_unix_s) == pytest.approx(scale * left * 30 + 2 * 10)
+
+
+def test_an_attempt_that_failed_alone_says_nothing_about_the_estimates() -> None:
+    first, second, *_ = (cell.cell for cell in CELLS if cell.kind == "load")
+    view = folded(
+        RunChanged(RunState.RUNNING),
+        CellChanged(first, CellState.RUNNING, 1),
+        CellChanged(first, CellState.FAILED, 1),
+        CellChanged(second, CellState.RUNNING, 1),
+        CellChanged(second, CellState.DONE, 1),
+        step_s=10.0,
+    )
+    between_s = (40 - 2 * 10) / 2
+    assert eta_s(view, view.last_t_unix_s) == pytest.approx(10 / 30 * 2 * 30 + 2 * 10 + 4 * between_s)
+
+
 def test_the_last_pace_counts() -> None:
     assert folded().pace == 0.0
     assert folded(PaceChosen(10.0)).pace == 10.0
