@@ -284,6 +284,20 @@ def test_a_500_counts_when_another_instance_serves_the_request_and_not_after_the
     assert world.health.state_of(faulty) is BreakerState.HALF_OPEN
 
 
+def test_a_trial_that_is_answered_with_500_has_failed_also_where_no_other_instance_is_left() -> None:
+    world = SimulatedWorld(
+        "load_only", {}, [InstanceSpec("a", "http://h/a", kv_capacity_tokens=4096, block_tokens=BLOCK)], SHORT
+    )
+    world.driver.advance(1.0)
+    world.lose("a")
+    world.driver.advance(2.0)
+    world.health.note_probe("a", "", gone=False)
+    assert world.health.state_of("a") is BreakerState.HALF_OPEN
+    world.start("trial", PROMPT)
+    world.requests["trial"].answer(500)
+    assert world.health.state_of("a") is BreakerState.OPEN
+
+
 def _imports(path: Path) -> set[str]:
     """Modules that a module imports, in functions and for type checkers too."""
     names: set[str] = set()

@@ -208,6 +208,31 @@ async def test_instances_that_use_up_the_attempts_of_a_request_with_500_are_left
         assert codes[-5:] == [200] * 5
 
 
+async def test_a_500_counts_at_once_where_requests_are_not_retried() -> None:
+    limits = replace(SHORT, attempts=1)
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", health=STEADY, limits=limits) as routed:
+        a.status = 500
+        codes = [(await routed.post(str(number))).status_code for number in range(10)]
+        assert codes.count(500) == 3
+        assert routed.available() == {"b"}
+
+
+async def test_an_instance_that_answers_all_with_500_is_left_out_as_soon_as_another_one_is_up() -> None:
+    """Until then none is better than it."""
+    health = replace(FAST, probe_timeout_s=SOON_S, open_max_s=60.0)
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", health=health) as routed:
+        a.status = 500
+        await b.kill()
+        await until(lambda: routed.available() == {"a"})
+        assert {(await routed.post(str(number))).status_code for number in range(5)} == {500}
+        assert routed.available() == {"a"}
+        await b.start()
+        await until(lambda: "b" in routed.available())
+        a.seen.clear()
+        assert {(await routed.post(str(number))).status_code for number in range(40)} == {200}
+        assert len(a.seen) < 15, "three to open its breaker, then a trial now and then"
+
+
 async def test_instances_whose_health_fails_too_are_left_out_also_where_none_is_well() -> None:
     """Each 500 has the instance probed at once."""
     async with instances("a", "b") as both, router(both, "round_robin", health=STEADY) as routed:
