@@ -146,4 +146,4 @@ class RunsAhead(Protocol):
         """
 
     def end_skipped(self, cell: CellPlan) -> None:
-        """End a cell that was skipped while it ran ahead, or do not begin it. Called again and again."""
+        """End a cell that was skipped while it ran ahead, or do not begin it. May be called repeatedly."""
