@@ -1,7 +1,7 @@
 """The rules of D1, D3, D5, D6, D7, Q1 and Q1.E of specs/load_floor.md: what the bonus, or back-pressure, changes.
 
-Pure functions of LoadFloor, by intervals: a difference whose interval covers zero answers nothing. A reason begins with the intervals
-that decided, so that they are whole where a page cuts it.
+Pure functions of LoadFloor, by intervals: a difference whose interval covers zero answers nothing. A reason begins with
+the intervals that decided, so that they are whole where a page cuts it.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def judge_back_pressure(floor: LoadFloor) -> tuple[Outcome, str]:
 def _judge_failures(
     reference: FloorVariant, fixed: Sequence[FloorVariant], fix: str, notes: Iterable[str] = ()
 ) -> tuple[Outcome, str]:
-    """Whether arms with this fix lose fewer transfers or complete more turns than the reference, and neither is
-    worse."""
+    """Whether arms with this fix lose fewer transfers or complete more turns than the reference, and are worse in
+    neither."""
     counts = "; ".join((*map(_describe_failures, (reference, *fixed)), *notes))
     text = "; ".join((*_describe_changes(reference, fixed, OF_FAILURES), counts))
     fewer, more = Verdict.LOWER, Verdict.HIGHER
@@ -78,7 +78,7 @@ def _judge_failures(
 
 
 def _describe_changes(reference: FloorVariant, fixed: Sequence[FloorVariant], names: Iterable[str]) -> Iterator[str]:
-    """What each bonus changes against the reference, with the intervals; the distinguishable changes first."""
+    """What each of these arms changes against the reference, with the intervals; distinguishable changes first."""
 
     def is_unclear(one: FloorVariant, name: str) -> bool:
         return one.verdict(name) in (None, Verdict.NOT_DISTINGUISHABLE)

@@ -29,6 +29,7 @@ NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 SHARES = "difference of shares"
 """`Judgement.quantity` where shares are subtracted."""
 
+
 @dataclass(frozen=True, slots=True)
 class Specified:
     """What a specification states of a claim."""
@@ -53,7 +54,9 @@ SPECIFIED: Mapping[str, Specified] = {
     "5.4: EAR has the least service time": Specified("no number"),
     "3.1: load balance loses locality": _specify_shares("56.9 % and 77.2 %", 0.569, 0.772),
     "3.2: static pools meet the KV wall": Specified("62 to 72 times", (62.0, 72.0)),
-    "3.2: static pools meet the KV wall, 6P+2D": Specified("no number of its own; figure 4b has it beyond the wall too"),
+    "3.2: static pools meet the KV wall, 6P+2D": Specified(
+        "no number of its own; figure 4b has it beyond the wall too"
+    ),
     "3.3: sticky slows every instance": _specify_ratio("20.3 s and 10.3 s", 20.3, 10.3),
     "ablation: affinity only keeps locality": Specified("77.2 % (sticky) and 79.4 %"),
     "ablation: affinity only interferes": Specified("twice the interference", (2.0, 2.0)),
@@ -79,9 +82,9 @@ SPECIFIED: Mapping[str, Specified] = {
 }
 """The numbers of specs/ear (1, 3.1 to 3.3, 5.2 to 5.4) and specs/routing_log, by the claim's name.
 
-The log's numbers of unified are of approach_a, which it replaced. It has none of unified itself: a gain of 2 % takes
-three to five paired trials. Where the specification compares other arms than the claim (sticky for EAR without
-migration), its number is no size of the claim.
+The log's numbers of unified are of approach_a, which it replaced, as their texts say. It has none of unified itself: a
+gain of 2 % takes three to five paired trials. C3 and "affinity only keeps locality" have no size: the numbers are those
+of a prototype without migration and of sticky.
 """
 
 
@@ -199,9 +202,12 @@ def state_point(name: str, holds: bool, shown: str, measured: Estimate | None = 
 
 
 def _place_size(size: tuple[float, float] | None, measured: Estimate | None) -> str:
-    """Whether the interval allows the specified size; empty where there is no interval over launches, or no size."""
+    """Whether the interval allows the specified size; empty where there is no interval over launches, or no size.
+
+    Launches that agree to the last digit place nothing: their interval has no width.
+    """
     known = Estimate(None) if measured is None else decisive(measured)
-    if size is None or known.low is None or known.high is None:
+    if size is None or known.low is None or known.high is None or known.low == known.high:
         return ""
     allowed = known.low <= size[1] and size[0] <= known.high
     return f"; {'inside' if allowed else 'outside'} the interval"

@@ -25,8 +25,10 @@ class Dominance:
     claim: str
     better: Mapping[str, Verdict]
     """The metric of each dimension, and the better direction."""
-    find_lack: Callable[[Scale, str, str], Lack]
-    """Why times of the whole system under two labels, EAR's and a baseline's, are not compared."""
+    find_lack: Callable[..., Lack]
+    """By the run's scale and labels: why times of the whole system under them are not compared."""
+    left_out: str
+    """What that means for them, before the reason."""
     find_scale_lack: Callable[[Scale], Lack]
     """Why the run is too small for the claim."""
 
@@ -43,6 +45,7 @@ DOMINANCES = (
             "amplification": Verdict.LOWER,
         },
         Scale.lacks_steady_state,
+        "as they depend on the length of the replay",
         lambda scale: scale.lacks,
     ),
     Dominance(
@@ -51,12 +54,13 @@ DOMINANCES = (
         "of the trace's time",
         {"e2e_mean_s": Verdict.LOWER, "amplification": Verdict.LOWER},
         Scale.lacks_loop,
+        "as no loop of dispatch coupling is stated",
         lambda scale: scale.lacks_instances or scale.lacks_sessions,
     ),
 )  # fmt: skip
 """The second is where specs/ear 5.4 expects EAR in figure 8: service time W_turn across, amplification up."""
 OF_QUEUES = frozenset({"ttft_p90_s", "worker_ttft_p90_max_s", "e2e_mean_s", "amplification"})
-"""Those that grow with the length of the replay where a policy has no steady state."""
+"""Times of the whole system: they grow with the length of the replay where a policy has no steady state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class _Comparison:
     none: float
     """The value under no effect: as `compare_policies` returns it."""
     good: Verdict
-    is_unsteady: bool
-    """It depends on the length of the replay, and is not compared."""
+    is_left_out: bool
+    """`Dominance.find_lack` names a reason: it is not compared."""
 
     @property
     def is_better(self) -> bool | None:
@@ -99,34 +103,34 @@ def _compare_with_baselines(
         if not labels.get(name):
             continue
         for metric, good in one.better.items():
-            is_unsteady = metric in OF_QUEUES and bool(one.find_lack(scale, full, labels[name]))
+            is_left_out = metric in OF_QUEUES and bool(one.find_lack(scale, full, labels[name]))
             text = f"{metric_named(metric).title} against {name}"
-            yield _Comparison(text, *compare_policies(pairs, full, labels[name], metric), good, is_unsteady)
+            yield _Comparison(text, *compare_policies(pairs, full, labels[name], metric), good, is_left_out)
 
 
 def judge_dominance(one: Dominance, labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:
     """It holds where every comparison does (its p is the largest), and fails where one is the opposite.
 
-    A time that depends on the length of the replay is not compared.
+    Where one is left out or has no interval, the claim cannot hold: unless it fails, its p is 1.
     """
     missing = [name for name in BASELINES if not labels.get(name)]
     every = tuple(_compare_with_baselines(one, labels, pairs, scale))
-    known, unsteady = [each for each in every if not each.is_unsteady], [each for each in every if each.is_unsteady]
+    known, left_out = [each for each in every if not each.is_left_out], [each for each in every if each.is_left_out]
     better, worse, level = ([each for each in known if each.is_better is side] for side in (True, False, None))
     p_values = [p for each in known if (p := each.p) is not None]
     lack = one.find_lack(scale, labels[FULL], *filter(None, map(labels.get, BASELINES)))
     reason = _count_comparisons(better, worse, level)
-    if unsteady:
-        reason += f"; {len(unsteady)} not compared, as they depend on the length of the replay ({lack.reason})"
-    outcome, tested, needs = Outcome.UNDECIDED, max(p_values, default=None), ""
+    if left_out:
+        reason += f"; {len(left_out)} not compared, {one.left_out} ({lack.reason})"
+    outcome, tested, needs = Outcome.UNDECIDED, _find_p_of_all(every, p_values), ""
     if missing:
         outcome, reason, tested = Outcome.OPEN, f"not in this run: {', '.join(missing)}; {reason}", None
         needs = f"{', '.join(missing)} in the same run"
     elif worse:
         least = min(p for each in worse if (p := each.p) is not None)
-        outcome, tested = Outcome.FAILS, min(1.0, least * (len(p_values) + len(unsteady)))
-    elif unsteady:
-        outcome, tested, needs = Outcome.OPEN, None if tested is None else 1.0, lack.needs
+        outcome, tested = Outcome.FAILS, min(1.0, least * (len(p_values) + len(left_out)))
+    elif left_out:
+        outcome, needs = Outcome.OPEN, lack.needs
     elif better and not level:
         outcome = Outcome.HOLDS
     if outcome != Outcome.OPEN:
@@ -139,9 +143,16 @@ def judge_dominance(one: Dominance, labels: Mapping[str, str], pairs: Sequence[P
         outcome,
         reason,
         p=tested,
-        point="" if missing or unsteady else _state_points(one, known),
+        point="" if missing or left_out else _state_points(one, known),
         needs=needs,
     )
+
+
+def _find_p_of_all(every: Sequence[_Comparison], p_values: Sequence[float]) -> float | None:
+    """The largest of `p_values`, 1 where some comparison gives none of them; None where none has an interval."""
+    if all(each.p is None for each in every):
+        return None
+    return max(p_values) if len(p_values) == len(every) else 1.0
 
 
 def _count_comparisons(

@@ -114,7 +114,8 @@ class Scale:
         """
         parts = self._name_no_loop(labels)
         if parts:
-            remedy = f"a rate that both sustain without a limit on sessions in flight shows it ({self.lighter})"
+            who = "both" if len(labels) == 2 else "all of these"
+            remedy = f"a rate that {who} sustain without a limit on sessions in flight shows it ({self.lighter})"
             parts.append(Lack(remedy))
         return _join_lacks([self.lacks_instances, *parts])
 

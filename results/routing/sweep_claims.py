@@ -112,9 +112,7 @@ def _judge_trend(
     ratios = {point: measurements.log_ratio(*point.labels, metric_named(TTFT_P90)) for point in points}
     steady = {point: ratio for point, ratio in ratios.items() if ratio.trials and not point.why_left_out}
     left_out = [point for point in points if point not in steady]
-    trend = unknown("fewer than two loads have a ratio")
-    if len(steady) > 1:
-        trend = ratio_interval(_fit_trend([point.at for point in steady], list(steady.values())))
+    trend = _measure_trend(steady)
     judgement = judge_direction(one.name, one.claim, (trend, 1.0), one.expected)
     steps = {one.show(point.at): ratio_interval(ratio) for point, ratio in steady.items()}
     deciding = f"{judgement.reason}: {trend.text(3)} times {one.over}" if len(steady) > 1 else judgement.reason
@@ -126,7 +124,10 @@ def _judge_trend(
     scale = points[0].scale
     few = scale.lacks_instances or scale.lacks_sessions
     if few or len(steady) < 2 or (left_out and judgement.outcome is Outcome.FAILS):
-        return gate_claim(judgement, few or Lack(judgement.reason, needs=scale.sustained), by_plan=bool(few))
+        # Open by the data, it stays in the family: the ratios of all loads say whether there is an interval.
+        p = find_p_value(_measure_trend(ratios), 1.0) if judgement.p is None else judgement.p
+        lack = few or Lack(judgement.reason, needs=scale.sustained)
+        return gate_claim(replace(judgement, p=p), lack, by_plan=bool(few))
     return judgement
 
 
@@ -153,6 +154,13 @@ def _list_points(
             groups.setdefault(tuple(named.values()), {}).setdefault(at, _Point(at, labels, own.scale))
     points = max(groups.values(), key=len, default={})
     return [points[at] for at in sorted(points)]
+
+
+def _measure_trend(ratios: Mapping[_Point, Measured]) -> Estimate:
+    """The factor over the sweep; unknown below two loads."""
+    if len(ratios) < 2:
+        return unknown("fewer than two loads have a ratio")
+    return ratio_interval(_fit_trend([point.at for point in ratios], list(ratios.values())))
 
 
 def _fit_trend(at: Sequence[float], measured: Sequence[Measured]) -> Measured:

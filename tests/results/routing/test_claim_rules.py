@@ -40,6 +40,12 @@ def test_the_specified_size_is_held_against_the_interval(low: float, high: float
     assert claim.point.endswith(f"(specified: 62 to 72 times; {placed} the interval)")
 
 
+def test_launches_that_agree_to_the_last_digit_place_no_specified_size() -> None:
+    labels = {name: name for name in ("LMetric", "sticky")}
+    claim = judge(labels, [compare_two("apc", "LMetric", "sticky", 0.0, 0.0)])["3.1: load balance loses locality"]
+    assert claim.point.endswith("(specified: 56.9 % and 77.2 %)")
+
+
 def test_an_undecided_claim_says_which_effects_its_interval_excludes() -> None:
     labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
     wide = compare_two("worker_ttft_p90_median_s", "sticky", "unified", math.log(0.9), math.log(1.3))

@@ -99,6 +99,24 @@ def test_the_corner_needs_a_loop_and_instances_of_their_own_and_no_hot_sessions(
     assert (small.outcome, small.label, small.p) == (Outcome.OPEN, "not testable at this scale", None)
 
 
+def test_a_corner_that_the_data_leave_open_stays_in_the_family() -> None:
+    """Without a loop under EAR nothing is compared: the size of the family must not depend on that."""
+    scale = replace(LARGE, no_loop={"ear": "no steady state: queues grow"})
+    claim = judge(WITH_BASELINES, in_the_corner(BETTER), scale=scale)[LEAST_SERVICE]
+    assert (claim.outcome, claim.p) == (Outcome.OPEN, 1.0)
+    assert "10 not compared, as no loop of dispatch coupling is stated (ear: no steady state" in claim.reason
+    assert "a rate that all of these sustain" in claim.reason
+    unmeasured = judge(WITH_BASELINES, [], scale=scale)[LEAST_SERVICE]
+    assert (unmeasured.outcome, unmeasured.p) == (Outcome.OPEN, None), "no trial gave an interval"
+
+
+def test_a_comparison_without_an_interval_leaves_the_p_of_dominance_at_one() -> None:
+    pairs = against_all(BETTER, MORE)
+    whole, cut = (judge(WITH_BASELINES, own)["C3: EAR dominates"] for own in (pairs, pairs[:-1]))
+    assert (whole.outcome, whole.p is not None and whole.p < 0.05) == (Outcome.HOLDS, True)
+    assert (cut.outcome, cut.p) == (Outcome.UNDECIDED, 1.0)
+
+
 @pytest.mark.parametrize("worse", [False, True])
 def test_ear_dominates_no_policy_by_times_that_depend_on_the_length_of_the_replay(worse: bool) -> None:
     scale = replace(LARGE, no_loop={"load-balance": "no steady state: queues grow"})
