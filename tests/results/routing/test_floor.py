@@ -614,7 +614,7 @@ def test_each_load_is_judged_by_its_own_arms_and_all_are_corrected_together() ->
     }
     found = floor_of(arms, kv_bytes={"plain small": SMALL, "bonus small": SMALL})
     said = answered(found)
-    assert len(said) == 2 * 9
+    assert len(said) == 2 * 10
     preset, small = said["D1, as the preset"], said["D1, KV cache 16 MiB"]
     assert (preset.outcome, small.outcome) == (Outcome.HOLDS, Outcome.FAILS)
     assert "small" not in preset.reason
