@@ -240,7 +240,7 @@ async def test_instances_whose_health_fails_too_are_left_out_also_where_none_is_
             backend.status, backend.health_status = 500, 503
         async with asyncio.timeout(SOON_S):
             while routed.available():
-                assert (await routed.post("s")).status_code in (500, 503)
+                assert (await routed.post("s")).status_code >= 500
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429])
