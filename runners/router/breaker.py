@@ -4,7 +4,7 @@ closed --(failures in a row, or a dead connection)--> open --(its time is over a
 half open --(a trial's first byte)--> closed; --(a trial fails)--> open, for twice as long.
 A half-open breaker allows one trial at a time, and doubles that with every further /health that answers, so that an
 instance that has recovered takes its share of a burst.
-A 4xx is the request's own fault and is no evidence.
+A 4xx is the request's own fault and is no evidence. Nor is a 5xx that every instance answers (`request_lifecycle`).
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ class Health:
         self._breakers: dict[str, Breaker] = {}
         self._down: dict[str, bool] = {}
         """Instances in an outage; True = no process listens there."""
+        self._t_opened_s: dict[str, float] = {}
+        """When the breaker of an instance opened last."""
 
     def state_of(self, instance: str) -> BreakerState:
         """Open for an instance whose first probe has not ended."""
@@ -55,6 +57,11 @@ class Health:
     def forget_instance(self, instance: str) -> None:
         self._breakers.pop(instance, None)
         self._down.pop(instance, None)
+        self._t_opened_s.pop(instance, None)
+
+    def is_on_trial(self, instance: str) -> bool:
+        """Whether its next response decides if it may be picked again."""
+        return self.state_of(instance) is BreakerState.HALF_OPEN
 
     def note_dispatch(self, instance: str) -> None:
         self._step_breaker(instance, Breaker.note_dispatch)
@@ -88,6 +95,14 @@ class Health:
             self._report_lost(instance, failure.text, gone=failure.gone)
         self.probe_now(instance)
 
+    def note_late_failure(self, instance: str, failure: Failure, t_dispatch_s: float) -> None:
+        """A request that was sent to the instance at `t_dispatch_s` failed there, as is known only now.
+
+        Ignored where its breaker has opened since: the fault is known, and the instance may have recovered.
+        """
+        if t_dispatch_s > self._t_opened_s.get(instance, -1.0):
+            self.note_failure(instance, failure)
+
     def note_probe(self, instance: str, why: str, *, gone: bool) -> None:
         """A probe has ended; `why` it failed, empty = it succeeded. `gone`: no process listens there."""
         breaker = self._breakers[instance].note_probe(self._driver.now_s(), why, refused=gone)
@@ -111,6 +126,8 @@ class Health:
         if breaker is before:
             return
         self._breakers[instance] = breaker
+        if breaker.state is BreakerState.OPEN and before.state is not BreakerState.OPEN:
+            self._t_opened_s[instance] = self._driver.now_s()
         if breaker.lets_pass != before.lets_pass or (not breaker.lets_pass and breaker.why != before.why):
             why = "its trial after a failure is under way" if breaker.trials else breaker.why
             self._cluster.set_available(instance, breaker.lets_pass, why)

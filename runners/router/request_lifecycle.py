@@ -12,6 +12,7 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from results.records.visible import visible
 from runners.router.dispatch import HOLD, Request, Reservation
@@ -23,6 +24,14 @@ from runners.router.transfer.movement import Movement, MoveRequest
 
 BLAMELESS = ("refused", "own")
 """Failure kinds that are no evidence against a transfer: the instance is full, or this machine is at a limit."""
+
+
+class Suspect(NamedTuple):
+    """An instance that answered a request with a 5xx: it is at fault, or the request is."""
+
+    instance: str
+    failure: Failure
+    t_dispatch_s: float
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -44,6 +53,8 @@ class RequestLifecycle(ABC):
     is_handed_over: bool = False
     """The decode request of a handover is in flight, and its response has not begun."""
     _tried: tuple[str, ...] = ()
+    _suspects: tuple[Suspect, ...] = ()
+    """In the order of the attempts."""
     _reservation: Reservation = field(init=False)
     _has_lost_claim: bool = False
     """Another router claimed the migration of the session first: do not claim it again."""
@@ -255,11 +266,13 @@ class RequestLifecycle(ABC):
             traffic.offer_room()
         if status < 400:
             traffic.health.note_success(instance)
+            self._blame_suspects()
         elif blames_request(status):
             traffic.health.release_trial(instance)
         else:
             traffic.counts.failures[instance, "status"] += 1
-            traffic.health.note_failure(instance, Failure("status", f"HTTP {status}", status=status))
+            self._note_failure(Failure("status", f"HTTP {status}", status=status))
+            self._blame_first_suspect()
 
     def complete_response(self) -> None:
         status = self._status
@@ -357,7 +370,7 @@ class RequestLifecycle(ABC):
         self._fail_handover(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
         self._end_attempt("retried", failure.text, http_status=failure.status)
         self._tried = (*self._tried, instance)
-        traffic.health.note_failure(instance, failure)
+        self._note_failure(failure)
         self.start_request()
 
     def _fail_for_good(self, failure: Failure) -> None:
@@ -367,8 +380,37 @@ class RequestLifecycle(ABC):
         self._fail_handover(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
         self._end_attempt("error", failure.text, http_status=status)
         traffic.health.note_failure(instance, failure)
+        self._blame_first_suspect()
         kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
         self._refuse_client(status, f"instance {instance}: {failure.text}", kind)
+
+    # who is at fault
+    def _note_failure(self, failure: Failure) -> None:
+        """Count it against the instance; a 5xx only once it is known that the request is not at fault.
+
+        Where the instance is on trial it counts at once: the trial is over. So does a 503, which no request causes.
+        """
+        health, instance = self._traffic.health, self.instance
+        if failure.kind != "status" or failure.status in REFUSALS or health.is_on_trial(instance):
+            health.note_failure(instance, failure)
+        else:
+            self._suspects = (*self._suspects, Suspect(instance, failure, self.t_dispatch_s))
+            health.probe_now(instance)
+
+    def _blame_suspects(self) -> None:
+        """Another instance serves the request: those that answered it with a 5xx are at fault."""
+        for suspect in self._suspects:
+            self._traffic.health.note_late_failure(*suspect)
+        self._suspects = ()
+
+    def _blame_first_suspect(self) -> None:
+        """No instance has served the request. If none is left to try, none is blamed: the request is at fault, or no
+        instance is better. Else faulty instances may use up the attempts of every request, so the first one is blamed.
+        """
+        tried = (*self._tried, self.instance)
+        if self._suspects and self._traffic.dispatcher.has_alternative(self._request, tried):
+            self._traffic.health.note_late_failure(*self._suspects[0])
+        self._suspects = ()
 
     def _end_attempt(self, status: str, error: str = "", *, http_status: int | None = None) -> None:
         """Release the reservation with its outcome; `status` as in RoutedOutcome."""

@@ -109,7 +109,7 @@ class HealthRules:
     connection is enough: no process listens there."""
     failures_to_open: int = 3
     """Failed requests in a row (5xx, cut, no answer in time) before the breaker opens. One failed connection is
-    enough."""
+    enough. A 5xx counts once another instance serves the request."""
     open_s: float = 1.0
     """Time from the opening of the breaker to the first trial, once /health answers; each failed trial doubles it."""
     open_max_s: float = 30.0

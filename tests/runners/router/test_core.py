@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from results.records.decisions import DecisionRecord
+from runners.router.breaker import BreakerState
 from runners.router.spec import HealthRules, InstanceSpec
 from tests.runners.router.routers import SHORT, Router, instances, router, until
 from tests.runners.router.simulated import BLOCK, SimulatedWorld, run_without_loop
@@ -257,6 +258,30 @@ def test_a_lost_instance_costs_its_requests_a_retry_and_its_sessions_an_owner() 
         world.answer(session)
     assert Counter(record.outcome.status for record in world.records() if record.outcome) == {"ok": 2, "retried": 1}
     assert world.traffic.is_idle
+
+
+def test_a_500_counts_when_another_instance_serves_the_request_and_not_after_the_breaker_has_opened() -> None:
+    """Else requests that wait long elsewhere would open the breaker of an instance that has recovered meanwhile."""
+    specs = [InstanceSpec(name, f"http://h/{name}", kv_capacity_tokens=4096, block_tokens=BLOCK) for name in "ab"]
+    world = SimulatedWorld("load_only", {}, specs, SHORT)
+    world.driver.advance(1.0)
+    world.start("0", PROMPT)
+    faulty = world.at_instances[world.requests["0"]]
+    for number in range(5):
+        if number:
+            world.start(str(number), PROMPT)
+        request = world.requests[str(number)]
+        assert world.at_instances[request] == faulty, "it looks idle"
+        request.answer(500)
+    for number in range(3):
+        assert world.health.state_of(faulty) is BreakerState.CLOSED
+        world.answer(str(number))
+    assert world.health.state_of(faulty) is BreakerState.OPEN
+    world.driver.advance(2.0)
+    world.health.note_probe(faulty, "", gone=False)
+    for number in (3, 4):
+        world.answer(str(number))
+    assert world.health.state_of(faulty) is BreakerState.HALF_OPEN
 
 
 def _imports(path: Path) -> set[str]:

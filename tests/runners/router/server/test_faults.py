@@ -11,7 +11,19 @@ import httpx
 import pytest
 
 from runners.router.breaker import BreakerState
-from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, raw_post, router, tokens, until
+from tests.runners.router.routers import (
+    FAST,
+    SHORT,
+    SOON_S,
+    STEADY,
+    by,
+    events,
+    instances,
+    raw_post,
+    router,
+    tokens,
+    until,
+)
 from tests.servers.backend import Backend
 
 SPREADING = ("lmetric", "unified_spread", "leastwork_spread")
@@ -174,6 +186,36 @@ async def test_the_last_instances_500_reaches_the_client_as_it_is() -> None:
         answer = await routed.post()
         assert answer.status_code == 500
         assert answer.json()["error"]["message"] == "a"
+
+
+async def test_a_request_that_every_instance_answers_with_500_takes_none_out() -> None:
+    async with instances("a", "b", "c") as three, router(three, "round_robin", health=STEADY) as routed:
+        for backend in three:
+            backend.status = 500
+        assert {(await routed.post(str(number))).status_code for number in range(9)} == {500}
+        assert routed.available() == {"a", "b", "c"}
+        for backend in three:
+            backend.status = 200
+        assert (await routed.post("well")).status_code == 200
+
+
+async def test_instances_that_use_up_the_attempts_of_a_request_with_500_are_left_out() -> None:
+    async with instances("a", "b", "c", "d") as four, router(four, "round_robin", health=STEADY) as routed:
+        for backend in four[:3]:
+            backend.status = 500
+        codes = [(await routed.post(str(number))).status_code for number in range(40)]
+        assert routed.available() == {"d"}
+        assert codes[-5:] == [200] * 5
+
+
+async def test_instances_whose_health_fails_too_are_left_out_also_where_none_is_well() -> None:
+    """Each 500 has the instance probed at once."""
+    async with instances("a", "b") as both, router(both, "round_robin", health=STEADY) as routed:
+        for backend in both:
+            backend.status, backend.health_status = 500, 503
+        async with asyncio.timeout(SOON_S):
+            while routed.available():
+                assert (await routed.post("s")).status_code >= 500
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429])
