@@ -20,11 +20,12 @@ from typing import BinaryIO, Self, cast
 
 from runners.errors import RunnerError
 
-MAX_LINE_BYTES = 256 << 20
-"""Longer lines are rejected, so that they do not fill the memory."""
+MAX_LINE_BYTES = 64 << 20
+"""Longer lines are rejected, so that they do not fill the memory: decoded, a line takes four times its length."""
 
 MAX_DOCUMENT_BYTES = 128 << 20
-"""Longer documents that are one object are rejected, for the same reason."""
+"""Longer documents that are one object are rejected, for the same reason. Half of such a text may be line breaks and
+indentation."""
 MAX_HEADER_BYTES = 16 << 10
 """An archive's longer extended headers are rejected: tarfile may take the square of their size in memory."""
 MAX_HEADERS = 8
@@ -54,6 +55,7 @@ _END_OF_ARCHIVE = tarfile.EOFHeaderError  # type: ignore[attr-defined]
 """What tarfile raises within itself for the block of zeros that ends an archive."""
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
 _CORRECT = "correct the file, or name its actual format with --format (docs/traces.md lists the rules)"
+_BREAK = "put each request or session on a line of its own (docs/traces.md lists the rules)"
 _UNPACK = "if you trust the file, unpack it yourself and name the folder (docs/traces.md lists the bounds)"
 _DEREFERENCE = "pack the files themselves (tar --dereference --hard-dereference)"
 
@@ -109,7 +111,8 @@ def read_lines(document: Document) -> Iterator[tuple[int, bytes]]:
         if not line:
             return
         if len(line) > MAX_LINE_BYTES:
-            raise TraceError(document.name, number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
+            rule = f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"
+            raise TraceError(document.name, number, rule, remedy=_BREAK)
         if not line.isspace():
             yield number, line
 

@@ -10,6 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,16 @@ def test_an_object_over_many_lines_is_bounded(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(b"{\n" + b'"x": 1,\n' * 10_000)
     with pytest.raises(TraceError, match="begins on line 1 is longer"):
         open_agentic(path)
+
+
+@pytest.mark.parametrize("pack", [bytes, partial(gzip.compress, compresslevel=1)])
+def test_a_line_is_bounded(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(pack(b'{"x":1}\n[' + b"0," * (33 << 20)))
+    with pytest.raises(TraceError, match="longer than 64 MiB") as caught:
+        count_lines(path)
+    assert (caught.value.file, caught.value.line) == ("trace.jsonl", 2)
+    assert "on a line of its own" in caught.value.remedy
 
 
 def test_the_copy_of_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
