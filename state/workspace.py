@@ -87,6 +87,13 @@ class Workspace:
         entries = [read_entry(folder) for folder in self._list_folders()]
         return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _read_mtime(e.folder), e.run), reverse=True))
 
+    def list_newest(self, count: int) -> list[Path]:
+        """The folders of the newest runs, newest first, by their names: no run is opened, and none that the user has
+        renamed is listed. Raises StoreUnusable where the workspace cannot be read.
+        """
+        dated = [folder for folder in self._list_folders() if _RUN_ID.fullmatch(folder.name)]
+        return dated[: -count - 1 : -1]
+
     def find(self, name: str | Path | None = None) -> Path:
         """The folder of a run: its id, a path, the beginning of exactly one id, or None for the newest run.
 

@@ -27,6 +27,8 @@ BUSY = 0.2
 """Share of all cores' time that others may take from a host at rest."""
 STOLEN = 0.02
 LOAD_PER_CORE = 0.5
+SEARCHED_RUNS = 20
+"""The newest runs that are searched for what the fixed piece of work takes: a workspace may hold hundreds."""
 SIGMA_AT_REST = (0.04, 0.12)
 SIGMA_BUSY = (0.25, 0.37)
 """Of log TTFT p90 between launches of one config: both measured, docs/analysis.md, "Noise between launches". Of engines
@@ -69,10 +71,13 @@ def _time_fastest_work() -> float:
 
 
 def find_usual_work_us(workspace: Workspace) -> float | None:
-    """What the fixed piece of work takes on this host, by the newest run that timed it here; None = no run did."""
-    for run in workspace.runs():
-        usual_us = find_usual_us(read_host(RunLayout(run.folder).host_csv))
-        if usual_us is not None and _ran_here(run.folder):
+    """What the fixed piece of work takes on this host, by the newest run that timed it here.
+
+    None = none of the SEARCHED_RUNS newest did.
+    """
+    for folder in workspace.list_newest(SEARCHED_RUNS):
+        usual_us = find_usual_us(read_host(RunLayout(folder).host_csv))
+        if usual_us is not None and _ran_here(folder):
             return usual_us
     return None
 

@@ -57,6 +57,13 @@ def test_runs_are_listed_newest_first_from_their_rows(tmp_path: Path) -> None:
     assert workspace.runs()[0].orphaned  # it says that it runs, and its process let go
 
 
+def test_the_newest_runs_are_listed_by_name(tmp_path: Path) -> None:
+    workspace = runs_in(tmp_path, "20260102-120000-a-x", "mine", "20260101-130000-b-x", "20260103-120000-c-x")
+    assert [folder.name[:8] for folder in workspace.list_newest(2)] == ["20260103", "20260102"]
+    assert len(workspace.list_newest(9)) == 3
+    assert Workspace(tmp_path / "nowhere").list_newest(2) == []
+
+
 def test_a_broken_folder_is_listed_with_its_problem_and_hides_no_other(tmp_path: Path) -> None:
     workspace = runs_in(tmp_path, "20260101-120000-a-x", "20260101-130000-b-x")
     (tmp_path / "20260101-130000-b-x" / STATE_FILE).write_bytes(b"not a database, whatever its name says" * 40)

@@ -109,6 +109,29 @@ def test_a_plan_holds_the_cores_against_the_newest_run_that_timed_them_here(
     assert any("This host is not at rest: its cores are slow" in note for note in notes)
 
 
+def test_only_the_newest_runs_are_searched_for_how_fast_the_cores_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[Path] = []
+    open_run = RunStore.open
+
+    def note_opened(folder: Path, *, read_only: bool = False) -> RunStore:
+        opened.append(folder)
+        return open_run(folder, read_only=read_only)
+
+    prepared, workspace = prepare(RunOptions("connector-tax", preset="smoke")), Workspace(tmp_path)
+    for number in range(5):
+        folder = create_run(workspace, prepared, "").rename(tmp_path / f"2026010{number + 1}-120000-connector-tax-x")
+        RunLayout(folder).host_csv.write_text(f"{','.join(HEADER)}\ncell,1,0.0,0.1,0.0,0.0,{100 + number}\n")
+        with RunStore.open(folder) as store:
+            store.append(started_on(platform.node() if number in (0, 2, 3) else "another"))
+    monkeypatch.setattr(RunStore, "open", note_opened)
+    assert find_usual_work_us(workspace) == 103
+    assert [folder.name[:8] for folder in opened] == ["20260105", "20260104"], "none behind the one that timed it"
+    monkeypatch.setattr("runners.samplers.rest.SEARCHED_RUNS", 1)
+    assert find_usual_work_us(workspace) is None
+
+
 @pytest.mark.parametrize("host", ["", "another"])
 def test_a_run_that_was_copied_from_another_host_says_nothing_of_this_ones_cores(host: str, tmp_path: Path) -> None:
     folder = create_run(Workspace(tmp_path), prepare(RunOptions("connector-tax", preset="smoke")), "")
