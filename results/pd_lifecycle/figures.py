@@ -21,7 +21,7 @@ from results.report.figure import Figure
 from results.report.table import format_or_reason
 from results.report.terms import term
 from results.statistics.estimates import LEVEL
-from results.statistics.trials import MIN_PAIRED
+from results.statistics.trials import MIN_PAIRED, SPREAD
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
 HANDOVER, BESIDE, WHOLE = "end of the prefill to the first token", "whole request without its prefill", "whole request"
@@ -101,9 +101,10 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
         lines["asymptote"] = knee.asymptote_gbps.value
     if knee.bytes.value is not None:
         lines["knee"] = knee.bytes.value
+    bounds = SPREAD if analysis.launches < MIN_PAIRED else "interval"
     caption = (
         f"Dots: single transfers, {term('write bandwidth').meaning}. Circles: their median for each N, with its "
-        f"{format_percent(LEVEL)} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
+        f"{format_percent(LEVEL)} {bounds} where there are enough. {_limit_text(knee)} {link_text(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)

@@ -22,6 +22,7 @@ from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
 from results.report.terms import term
 from results.statistics.judgement import few_launches
+from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phases"
 """Title of the first table after the figures, which separate conclusions from single configurations."""
@@ -291,8 +292,9 @@ def _known_columns(analysis: LifecycleAnalysis, names: tuple[str, ...]) -> tuple
 
 def phases_table(analysis: LifecycleAnalysis) -> Table:
     phases = _known_columns(analysis, (*PHASES, *HANDSHAKE_PARTS))
+    bounds = "spreads" if analysis.launches < MIN_PAIRED else "intervals"
     note = (
-        "Milliseconds, means of the counted repetitions; results/lifecycle/summary.csv has their intervals. The first "
+        f"Milliseconds, means of the counted repetitions; results/lifecycle/summary.csv has their {bounds}. The first "
         "nine add up to E2E; metadata_wait (from the end of the prefill until the prefill instance receives the "
         "metadata of the decode instance) and zmq_after_metadata are the two parts of zmq_handshake. "
         f"{half_step_text(analysis)} {analysis.half_step.text}"

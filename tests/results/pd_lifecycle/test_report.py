@@ -60,6 +60,19 @@ def _text(analysis: LifecycleAnalysis) -> str:
     return render_markdown("Run", build_report(analysis))
 
 
+@pytest.mark.parametrize(("launches", "spread"), [(1, True), (3, False)])
+def test_bounds_within_a_launch_are_called_a_spread_and_never_an_interval(
+    launches: int, spread: bool, analysis: LifecycleAnalysis
+) -> None:
+    of = replace(analysis, launches=launches)
+    figure = next(one for one in build_figures(of) if one.number == BANDWIDTH)
+    notes = " ".join(table.note for table in build_tables(of))
+    assert ("95 % spread within the launch where" in figure.caption) == spread
+    assert ("95 % interval where" in figure.caption) != spread
+    assert ("has their spreads" in notes) == spread
+    assert ("has their intervals" in notes) != spread
+
+
 def test_the_summary_begins_with_the_specifications_columns(root: Path) -> None:
     lines = LifecycleLayout(root).summary_csv.read_text().splitlines()
     assert lines[0].startswith(SPECIFIED + ",")
