@@ -20,7 +20,7 @@ from results.measures.summary import percentile_name
 from results.records.estimate import Estimate
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
-from results.statistics.judgement import is_too_degraded, name_remedy
+from results.statistics.judgement import is_too_degraded, name_degraded_remedy, name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
 Series = Mapping[str, Samples]
@@ -36,7 +36,7 @@ POINTS: Mapping[str, float] = {
     CALLBACKS: 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
-DEGRADED_REMEDY = "run again with a core left for the load client, or at lower rates"
+CLIENT_REMEDY = "run again with a core left for the load client, or at lower rates"
 LOGARITHMIC = ("ttft_s", "tpot_s")
 """Taxed as a ratio: compared as logarithms."""
 
@@ -107,9 +107,10 @@ class Measurements:
             return unmeasured(f"{config} was not measured at this load")
         judged = [cell for cell in cells if not cell.degraded]
         if judged and _is_too_degraded(cells):
+            remedy = name_degraded_remedy((cell.degraded for cell in cells if cell.degraded), CLIENT_REMEDY)
             return unmeasured(
                 f"{len(cells) - len(judged)} of {len(cells)} launches of {config} are degraded at this load, and the "
-                f"others may be the faster ones; {DEGRADED_REMEDY}"
+                f"others may be the faster ones; {remedy}"
             )
         cut = sum(self._is_cut(cell, series) for cell in judged)
         if cut and len(judged) > 1:

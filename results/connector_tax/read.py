@@ -31,6 +31,7 @@ from results.records.layout import ConfigLayout, RunLayout, beside_cell
 from results.records.phase_names import name_phase
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
+from results.statistics.judgement import OTHER_LENGTHS
 
 
 def analyze_cell(cell_json: Path) -> CellSummary:
@@ -93,7 +94,7 @@ def why_degraded(record: CellRecord) -> str:
     fidelity, wrong_length = record.fidelity, record.client.get("wrong_length")
     reasons = [str(fidelity.get("reason") or "the client fell behind")] if fidelity.get("degraded") else []
     if wrong_length:
-        reasons.append(f"{wrong_length} completions had other lengths than asked for")
+        reasons.append(f"{wrong_length} {OTHER_LENGTHS}")
     return "; ".join(reasons)
 
 

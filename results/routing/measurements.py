@@ -45,7 +45,7 @@ from results.statistics.estimates import (
     too_small,
     weighted_quantiles,
 )
-from results.statistics.judgement import is_too_degraded
+from results.statistics.judgement import is_too_degraded, name_degraded_remedy
 from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
@@ -60,7 +60,7 @@ _SEED = 20260101
 COMPLETE = "complete"
 """`stop_reason` of a replay that ended by itself."""
 EARLY_REMEDY = "a higher `replay.max_duration_s` or a lower load (`replay.time_scale`) lets it end"
-DEGRADED_REMEDY = "run again with a core left for the client, or at a lower load (`replay.time_scale`)"
+CLIENT_REMEDY = "run again with a core left for the client, or at a lower load (`replay.time_scale`)"
 
 Replicates = Callable[[Ranks, Samples], Samples]
 """From the rows' groups of sessions and the weights of the groups (draws x groups) to a value per draw."""
@@ -341,7 +341,7 @@ def _why_selected(label: str, cells: Sequence[LoadedCell]) -> str:
         return f"{what}; {EARLY_REMEDY}"
     if is_too_degraded(late, len(own)):
         what = f"{late} of {len(own)} trials of {label} are degraded, and the others may be the faster ones"
-        return f"{what}; {DEGRADED_REMEDY}"
+        return f"{what}; {name_degraded_remedy((cell.degraded for cell in own if cell.degraded), CLIENT_REMEDY)}"
     return ""
 
 

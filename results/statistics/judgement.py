@@ -7,7 +7,7 @@ byte counts) need no gate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -22,6 +22,9 @@ COUNTED = Estimate(None, reason="counted, not sampled")
 """`Judgement.measured` of a rule over counts."""
 MOST_DEGRADED = 0.25
 """Largest share of degraded launches of a config or policy; above it the others decide nothing."""
+OTHER_LENGTHS = "completions had other lengths than asked for"
+"""Ends the reason of a cell that is degraded because the engine changed lengths, not because the client fell behind."""
+LENGTHS_REMEDY = "run again on an engine that keeps the lengths asked for (prompts of token ids, `ignore_eos`)"
 
 
 class Verdict(StrEnum):
@@ -109,6 +112,14 @@ def is_too_degraded(degraded: int, launches: int) -> bool:
     A single degraded launch may be the host's fault.
     """
     return degraded > 1 and degraded > MOST_DEGRADED * launches
+
+
+def name_degraded_remedy(reasons: Iterable[str], client_remedy: str) -> str:
+    """What gives cells that are not degraded, by the reasons of those that are. `client_remedy`: for a slow client."""
+    causes = [cause for reason in reasons for cause in reason.split("; ")]
+    are_lengths = {cause.endswith(OTHER_LENGTHS) for cause in causes}
+    remedies = (client_remedy if False in are_lengths else "", LENGTHS_REMEDY if True in are_lengths else "")
+    return "; ".join(filter(None, remedies))
 
 
 def name_remedy(launched: int) -> str:

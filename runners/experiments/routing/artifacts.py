@@ -28,6 +28,7 @@ from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
 from results.routing.summary import summarize_cell
+from results.statistics.judgement import OTHER_LENGTHS
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
@@ -146,7 +147,7 @@ def why_degraded(outcome: ReplayOutcome) -> str:
     if outcome.stop_reason != "complete":
         reasons.append(f"the replay ended early ({outcome.stop_reason}): {outcome.never_sent} turns were never sent")
     if outcome.wrong_length:
-        reasons.append(f"{outcome.wrong_length} completions had other lengths than asked for")
+        reasons.append(f"{outcome.wrong_length} {OTHER_LENGTHS}")
     return "; ".join(reasons)
 
 

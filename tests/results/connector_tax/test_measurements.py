@@ -11,7 +11,7 @@ from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import Metric, TaxRow, tax_table
 from results.records.estimate import Estimate
-from results.statistics.judgement import Verdict
+from results.statistics.judgement import LENGTHS_REMEDY, Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
 from tests.results.statistics import in_memory
 
@@ -60,9 +60,9 @@ def test_launches_that_were_not_cut_are_all_there() -> None:
     assert set(measure(set()).get(LOAD, "nixl_both", "ttft_s").trials) == {0, 1, 2}
 
 
-def tax_with(lost: int, launches: int, lost_by: str = "nixl_both") -> TaxRow:
+def tax_with(lost: int, launches: int, lost_by: str = "nixl_both", why: str = "slow client") -> TaxRow:
     """The TTFT tax of a config where the first launches of one side are degraded."""
-    degraded = dict.fromkeys(range(lost), "slow client")
+    degraded = dict.fromkeys(range(lost), why)
     truths = [
         in_memory.Truth(
             config, tax, trials=range(launches), sigma=0.05, launch_sigma=0.02,
@@ -93,3 +93,8 @@ def test_where_more_are_degraded_the_survivors_decide_nothing(lost: int, launche
     assert (row.estimate.value, row.verdict) == (None, None)
     assert row.withheld.startswith(f"{lost} of {launches} launches of {lost_by} are degraded at this load")
     assert row.withheld.endswith("run again with a core left for the load client, or at lower rates")
+
+
+def test_where_an_engine_changed_lengths_the_remedy_is_another_engine() -> None:
+    withheld = tax_with(2, 3, why="3 completions had other lengths than asked for").withheld
+    assert withheld.endswith(f"the others may be the faster ones; {LENGTHS_REMEDY}")

@@ -11,12 +11,15 @@ from results.connector_tax.hypotheses import cost_label, is_inside
 from results.pd_lifecycle import verdicts as lifecycle
 from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import (
+    LENGTHS_REMEDY,
+    OTHER_LENGTHS,
     Judgement,
     Outcome,
     Verdict,
     decisive,
     few_launches,
     judged,
+    name_degraded_remedy,
     name_remedy,
     take_point,
     withheld,
@@ -24,6 +27,7 @@ from results.statistics.judgement import (
 from results.statistics.trials import Measured, Trial, estimate
 
 finite = st.floats(-1e6, 1e6, allow_nan=False)
+LATE, LENGTHS = "lateness p99 20 ms is above 10 ms; 0.9 of the scheduled arrivals were handled", f"3 {OTHER_LENGTHS}"
 launches = st.integers(1, 2)
 widths = st.floats(1e-3, 10.0)
 
@@ -91,3 +95,16 @@ def test_a_lifecycle_criterion_that_compares_times_stays_undecided_below_three_l
     assert found.reason.startswith(text)
     assert "R^2 0.99 lies above 0.95" in found.reason
     assert few_launches(count, "engine").startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "remedies"),
+    [
+        ([LATE, LATE], ["a free core"]),
+        ([LENGTHS, LENGTHS], [LENGTHS_REMEDY]),
+        ([LATE, LENGTHS], ["a free core", LENGTHS_REMEDY]),
+        ([f"{LATE}; {LENGTHS}"], ["a free core", LENGTHS_REMEDY]),
+    ],
+)
+def test_the_remedy_of_degraded_cells_fits_what_degraded_them(reasons: list[str], remedies: list[str]) -> None:
+    assert name_degraded_remedy(reasons, "a free core").split("; ") == remedies
