@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from console.findings import Report
 from results.records.estimate import Estimate
 from results.report.chart import Chart
+from results.report.csv_cells import escape_formula
 
 if TYPE_CHECKING:
     from results.report.table import Table, Value
@@ -43,7 +44,9 @@ def export_content(report: Report, section: str) -> tuple[str, bytes]:
 
         return "md", render_markdown("Report", report.text, page=report.page).encode()
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(_list_rows(part))
+    csv.writer(text, lineterminator="\n").writerows(
+        [escape_formula(cell) if isinstance(cell, str) else cell for cell in row] for row in _list_rows(part)
+    )
     return "csv", text.getvalue().encode()
 
 

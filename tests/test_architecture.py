@@ -73,6 +73,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
     "a number with its interval, as a step hands it on": ("results.records.estimate",),
     "the form of a figure": (
+        "results.report.csv_cells",
         "results.report.direct_labels", "results.report.figure", "results.report.ink", "results.report.policy_pens",
         "results.routing.figure_kinds", "results.routing.shown",
     ),

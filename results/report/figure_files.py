@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from warnings import catch_warnings, simplefilter
 
 from results.records.layout import write_atomic
+from results.report.csv_cells import escape_formulas
 from results.report.direct_labels import settle_labels
 from results.report.figure import Figure
 from results.report.ink import FORMATS, STYLE, to_bytes
@@ -68,6 +69,6 @@ def write_figures(figures: Iterable[Figure], folder: Path, by: Drawers) -> Mappi
         images = draw(figure, by)
         for form, image in images.items():
             write_atomic(folder / f"{figure.stem}.{form}", image)
-        write_atomic(folder / f"{figure.stem}.csv", figure.table.to_csv(index=False).encode())
+        write_atomic(folder / f"{figure.stem}.csv", escape_formulas(figure.table).to_csv(index=False).encode())
         drawn[figure.number] = images["svg"].decode()
     return drawn

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from results.records.layout import RunLayout, write_atomic
 from results.report.content import Report
+from results.report.csv_cells import escape_formula, escape_formulas
 from results.report.document import render_markdown
 from results.report.figure_files import draw_beside, write_figures
 from results.report.html import build_page
@@ -44,7 +45,10 @@ def write_json(path: Path, value: object) -> None:
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """`frame` as its suffix says (`.csv`, `.tsv` or `.parquet`), whole or not at all. Raises OSError."""
+    """`frame` as its suffix says (`.csv`, `.tsv` or `.parquet`), whole or not at all. Raises OSError.
+
+    A text that a spreadsheet would execute is escaped in `.csv` and `.tsv`.
+    """
     if path.suffix == ".parquet":
         sink = io.BytesIO()
         pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
@@ -53,7 +57,7 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
     if path.suffix == ".tsv":
         text = frame.map(_to_tsv_cell).to_csv(index=False, sep="\t", lineterminator="\n", quoting=csv.QUOTE_NONE)
     else:
-        text = frame.to_csv(index=False, lineterminator="\n")
+        text = escape_formulas(frame).to_csv(index=False, lineterminator="\n")
     write_atomic(path, text.encode())
 
 
@@ -61,7 +65,8 @@ def _to_tsv_cell(value: object) -> str:
     """Tabs and newlines inside a value become spaces: no field is quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "" if value is None else " ".join(str(value).split())
+    text = "" if value is None else " ".join(str(value).split())
+    return escape_formula(text) if isinstance(value, str) else text
 
 
 def write_outputs(layout: RunLayout, outputs: Outputs) -> None:

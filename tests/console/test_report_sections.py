@@ -63,6 +63,12 @@ def test_a_table_and_a_chart_are_saved_as_csv_and_the_report_as_markdown() -> No
         assert part in data.decode()
 
 
+def test_a_label_that_a_spreadsheet_would_execute_is_escaped() -> None:
+    table = Table("Policies", ("policy", "change"), (("=1+1", "-3.0 % [-5.0, -1.0]"),))
+    _, data = export_content(Report(ReportText("", (table,), ())), "policies")
+    assert list(csv.reader(io.StringIO(data.decode())))[1] == ["'=1+1", "-3.0 % [-5.0, -1.0]"]
+
+
 @pytest.mark.parametrize("section", [PAGE, WHOLE])
 def test_a_report_with_a_page_is_saved_with_it(section: str) -> None:
     ending, data = export_content(PAGED, section)
