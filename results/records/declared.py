@@ -221,9 +221,11 @@ OTHER_FILES: tuple[OtherFile, ...] = (
         OtherFile(name, "A trace that cells of `routing` replay (docs/traces.md).")
         for name in _in_each(TRACE_FOLDERS, "trace.jsonl")
     ),
-    OtherFile(f"{TRIAL}router.spec.json", "The router's options."),
-    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options."),
-    OtherFile(f"{LIFECYCLE}engines/<start>/router.spec.json", "The router's options."),
+    *(
+        OtherFile(f"{folder}router.spec.json", "The router's options: `RouterSpec` (runners/router/spec.py).")
+        for folder in (TRIAL, f"{LIFECYCLE}engines/<start>/")
+    ),
+    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options: `ReplaySpec` (runners/load/replay_spec.py)."),
     OtherFile(
         "results/variations/<name>.json",
         "The claims under one variation of a simulated run; the analysis judges them again where a cell has changed.",

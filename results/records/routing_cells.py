@@ -84,13 +84,13 @@ class KvMovements:
     """By outcome."""
     handovers: Mapping[str, int] | UnsetType = UNSET
     """By outcome."""
-    external_tokens: int | None | UnsetType = UNSET
+    external_tokens: int | UnsetType | None = UNSET
     """Tokens that arrived; None = no count is known."""
-    bytes: int | None | UnsetType = UNSET
+    bytes: int | UnsetType | None = UNSET
     """Bytes that arrived; None = no count is known."""
     uncounted: int | UnsetType = UNSET
     """Transfers that arrived without a count of their tokens."""
-    transfer_mean_s: float | None | UnsetType = UNSET
+    transfer_mean_s: float | UnsetType | None = UNSET
     """From the router's start of a transfer until the KV had arrived; None = none arrived, or no time is known."""
 
 
@@ -159,7 +159,7 @@ class PickCounts:
     statuses: Mapping[str, int]
     """How the picks ended: `ok`, `error`, `client_error`, `aborted`, `retried`, `unknown`."""
     migrations: int
-    """Picks that moved a session."""
+    """Picks that asked for a migration."""
     transfers: Mapping[str, int] = field(default_factory=dict)
     """KV movements by what came of them, e.g. `migration transferred`, `handover failed`."""
     transfer_prompt_tokens: int = 0
