@@ -81,7 +81,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.report.document",
         "results.report.engine_gates", "results.report.html", "results.report.judgements", "results.report.page",
         "results.report.print_sheet",
-        "results.report.stored_page", "results.report.table", "results.routing.cautions",
+        "results.report.stored_page", "results.report.table", "results.report.terms", "results.routing.cautions",
         "results.routing.claim_rules",
         "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
         "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_tables",

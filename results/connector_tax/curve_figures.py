@@ -19,6 +19,7 @@ from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.figure import Figure
+from results.report.terms import begin_sentence
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
@@ -69,9 +70,9 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
-        f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shape_text(cells)}, {describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A "
-        "ring marks a cell in which criterion 1 fired; the knees beside are by any criterion "
+        f"{begin_sentence('effective throughput')}, against the requested rate, {_shape_text(cells)}, "
+        f"{describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A ring marks a cell in "
+        "which criterion 1 fired; the knees beside are by any criterion "
         f"({_limit_text(analysis)}). Below: the throughput ratio, which the specification judges, on an axis that does "
         "not begin at 0, with its limit; criterion 1 judges the cohort ratio instead, so that a point below the limit "
         f"may have no ring.{name_absent(analysis)}"

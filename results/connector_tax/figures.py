@@ -37,6 +37,7 @@ from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.figure import Figure
+from results.report.terms import term
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
@@ -136,11 +137,10 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     kind = SPREAD if few else "interval between launches, by itself"
     launches = describe_launches(split.total.launches for split in latencies if split.total.value is not None)
     caption = (
-        f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
-        f"{reference_text(analysis, REF_SAFE)}; the two add up to the whole tax. Side by side, each with its "
-        f"{format_percent(LEVEL)} {kind} ({launches}), as a stack would hide parts of opposite sign. The split assumes "
-        "that the framework costs "
-        f"every config what it costs {FRAMEWORK}."
+        f"Framework = {term('framework cost').meaning}, whose hooks do nothing; connector = "
+        f"{term('implementation cost').meaning}, at {reference_text(analysis, REF_SAFE)}; they add up to the whole "
+        f"tax. Side by side, each with its {format_percent(LEVEL)} {kind} ({launches}), as a stack would hide parts of "
+        f"opposite sign. The split assumes that the framework costs every config what it costs {FRAMEWORK}."
         f"{'' if len(known) > len(latencies) else ' No panel of the engine step: no step timing.'}"
         f"{name_absent(analysis)}"
     )

@@ -197,10 +197,9 @@ def _noise_floor(analysis: Analysis) -> Table:
 
 def _launch_noise_table(analysis: Analysis) -> Table:
     note = (
-        "sigma: the standard deviation of one launch around its config and block, with its chi-square interval. A tax "
-        "below the smallest detectable one (with a probability of 80 %) may exist and stay undecided. At one speed: "
-        "sigma without what follows the host's speed, which is timed beside every cell by a fixed piece of work "
-        "(`work_us` of host.csv); no verdict uses it."
+        f"sigma: {term('sigma').meaning}, with its chi-square interval. A tax below the smallest detectable one (with "
+        "a probability of 80 %) may exist and stay undecided. At one speed: sigma without what follows the host's "
+        "speed, which is timed beside every cell by a fixed piece of work (`work_us` of host.csv); no verdict uses it."
     )
     return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
 

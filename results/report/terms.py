@@ -99,6 +99,7 @@ _TAX = (
         "spread within the launch", "",
         "what varies inside one launch; it does not hold what two launches differ by, so no verdict rests on it",
     ),
+    Term("sigma", "%", "the standard deviation of one launch around its config and block"),
 )  # fmt: skip
 
 _VERDICTS = (
@@ -220,6 +221,12 @@ TERMS: Mapping[str, Term] = {term.name: term for terms in SECTIONS.values() for 
 def term(name: str) -> Term:
     """The term of that name; raises KeyError where there is none."""
     return TERMS[name]
+
+
+def begin_sentence(name: str) -> str:
+    """The term's meaning with a capital first letter, without a full stop. Raises KeyError where there is no term."""
+    meaning = term(name).meaning
+    return f"{meaning[0].upper()}{meaning[1:]}"
 
 
 def define_terms(*names: str) -> str:

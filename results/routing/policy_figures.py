@@ -15,6 +15,7 @@ from results.report import marks
 from results.report.direct_labels import Named, label_marks
 from results.report.figure import Figure
 from results.report.ink import plain_ticks, shares, sheet, title_sheet
+from results.report.terms import begin_sentence
 from results.routing.analyze import RoutingAnalysis, mean_of_known
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
 from results.routing.shown import describe_bars, estimate_columns
@@ -35,8 +36,8 @@ def collect_amplification(analysis: RoutingAnalysis) -> FigureData | str:
     if not has_values(table):
         return why_missing(analysis, "amplification")
     caption = (
-        "How much longer the replay took than its trace spans, a ratio: at 1 the system keeps up with what was "
-        f"recorded. {describe_bars(table)}{describe_trials(analysis)}"
+        f"{begin_sentence('replay amplification')}: at 1 the system keeps up with what was recorded. "
+        f"{describe_bars(table)}{describe_trials(analysis)}"
     )
     return FigureData(table, caption, {"the trace's own time": 1.0})
 

@@ -19,6 +19,7 @@ from results.records.layout import RunLayout
 from results.report.figure import Figure
 from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
+from results.report.terms import begin_sentence, term
 from tests.results.connector_tax.synthetic import (
     DATE,
     Behavior,
@@ -108,6 +109,8 @@ def test_the_distribution_of_steps_is_one(drawn: dict[int, Figure]) -> None:
 def test_captions_say_what_is_drawn(drawn: dict[int, Figure], root: Path) -> None:
     """The lower panel of figure 3 is not what criterion 1 judges; figure 6 is one launch, of the steps of this run."""
     assert "criterion 1 judges the cohort ratio instead" in drawn[3].caption
+    assert drawn[3].caption.startswith(f"{begin_sentence('effective throughput')}, against the requested rate, ")
+    assert all(term(f"{part} cost").meaning in drawn[7].caption for part in ("framework", "implementation"))
     assert "so that two lines differ also by what two launches do" in drawn[6].caption
     assert "Left: schedule entry to the end of update_from_output" in drawn[6].caption
     plain = Cell("plain", Behavior(), Load(2.0, requests=120), steps=300, step_timing={"batch_queue": True})

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from results.report.terms import SECTIONS, TERMS, glossary_page
+import pytest
+
+from results.report.terms import SECTIONS, TERMS, begin_sentence, define_terms, glossary_page
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,6 +26,13 @@ def test_every_term_is_declared_once_and_is_one_sentence() -> None:
         assert not term.meaning.endswith("."), term.name
         assert ". " not in term.meaning, term.name
         assert "|" not in f"{term.name}{term.unit}{term.meaning}", "it would break the page's table"
+
+
+def test_a_note_takes_its_sentence_from_the_terms() -> None:
+    assert begin_sentence("TTFT").startswith("Time to first token: from the moment the client sends")
+    assert define_terms("sigma") == "Sigma: the standard deviation of one launch around its config and block."
+    with pytest.raises(KeyError):
+        begin_sentence("no such term")
 
 
 def test_terms_are_cheap_to_import() -> None:

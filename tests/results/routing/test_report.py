@@ -14,6 +14,7 @@ import pytest
 
 from results.records.estimate import Estimate
 from results.report.figure_files import draw
+from results.report.terms import begin_sentence
 from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.cautions import find_stalls, list_cautions
 from results.routing.figures import DRAWERS, build_figures
@@ -190,6 +191,7 @@ def test_captions_state_the_trials_the_unit_and_what_the_bars_are(analysis: Rout
         assert "Trials per policy: 3, a launch each." in captions[name], name
     for part in ("TTFT in ms", "E2E in s", "Bars: 95 % intervals between trials (over 3 trials)"):
         assert part in captions["6"]
+    assert captions["1"].startswith(f"{begin_sentence('replay amplification')}: at 1 ")
     assert "ITL in ms" in captions["4d"]
     assert "95 % spread within the launch (over " in captions["4d"]
     one_trial = analyze(write_run(tmp_path, replace(WORLD, trials=1), POLICIES))
