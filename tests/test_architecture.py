@@ -65,10 +65,9 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "only where routers share bindings": ("runners.router.sessions.shared_bindings",),
     "only where a request continues a stored response": ("runners.router.sessions.responses",),
     "what a cell publishes beside its turns": (
-        "launch.environment", "results.records.gpu", "results.records.samples", "runners.campaign.context",
-        "runners.campaign.experiment", "runners.campaign.provenance",
-        "runners.experiments.routing.kv_movements",
-        "runners.samplers.engine_counters",
+        "launch.environment", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
+        "runners.campaign.context", "runners.campaign.experiment", "runners.campaign.provenance",
+        "runners.experiments.routing.kv_movements", "runners.samplers.engine_counters",
     ),
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
     "a number with its interval, as a step hands it on": ("results.records.estimate",),

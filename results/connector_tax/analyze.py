@@ -30,15 +30,7 @@ from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import Collected, collect_cells, step_samples
-from results.connector_tax.saturation import (
-    REF_LOAD,
-    REF_SAFE,
-    ReferenceRates,
-    describe_rate,
-    judge_cells,
-    reference_rates,
-)
-from results.connector_tax.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
+from results.connector_tax.saturation import describe_rate, judge_cells, reference_rates
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
@@ -51,6 +43,7 @@ from results.records.host import HostSample, find_disturbed, mean_work_us, read_
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import REF_LOAD, REF_SAFE, SPECIFIED, CellSaturation, ReferenceRates, Thresholds
 from results.records.run_folder import (
     PlannedCell,
     PreflightDecision,

@@ -14,11 +14,12 @@ from itertools import groupby
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.goodput import Slo
-from results.connector_tax.saturation_criteria import LIMITS, CellSaturation
+from results.connector_tax.saturation_criteria import LIMITS
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import relate
 from results.records.estimate import Estimate, figure
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import CellSaturation
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld

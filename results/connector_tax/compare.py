@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, describe_rate
+from results.connector_tax.saturation import describe_rate
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.comparison import Comparable, Measure
 from results.statistics.estimates import cut_bounds
 from results.statistics.trials import estimate

@@ -12,12 +12,12 @@ import pandas as pd
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.configs import in_order
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.saturation_criteria import judge_launches
 from results.connector_tax.summary import CellSummary, is_at_rate
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
 from results.report.terms import begin_sentence
 from results.statistics.estimates import LEVEL, Samples

@@ -12,8 +12,8 @@ from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
 from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure
 from results.report.figure_files import Drawers

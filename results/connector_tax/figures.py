@@ -28,7 +28,6 @@ from results.connector_tax.curve_figures import (
     throughput_by_rate,
 )
 from results.connector_tax.read import step_samples
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.step_durations import STEP_SERIES
@@ -36,6 +35,7 @@ from results.measures.summary import bounded_columns
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
 from results.report.terms import term
 from results.statistics.estimates import LEVEL, Samples

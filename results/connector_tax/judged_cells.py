@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.summary import CellSummary, Shape, is_at_rate
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import ReferenceRates
 
 
 def choose_cells(

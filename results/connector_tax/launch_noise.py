@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.summary import Shape
 from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
 from results.records.estimate import Estimate
+from results.records.reference_rates import ReferenceRates
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
 from results.statistics.estimates import LEVEL, bound_sigma
 from results.statistics.trials import MIN_PAIRED

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from results.connector_tax.launches import count_planned_launches
-from results.connector_tax.saturation_criteria import CellSaturation
 from results.connector_tax.summary import CellSummary, Shape
 from results.records.estimate import figure
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import CellSaturation
 from results.records.run_folder import PlannedCell
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 

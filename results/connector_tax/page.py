@@ -13,11 +13,11 @@ from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import count_planned, describe_launches, describe_time
 from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
 from results.statistics.judgement import (

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import describe_time
-from results.connector_tax.saturation import REF_SAFE
 from results.connector_tax.summary import CellSummary
 from results.records.estimate import figure
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_SAFE
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, TO_HALVE
 from results.statistics.judgement import Judgement, Outcome
 from results.statistics.trials import MIN_PAIRED

@@ -8,83 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
 from results.connector_tax.configs import BASELINE
 from results.connector_tax.read import collect_cells
-from results.connector_tax.saturation_criteria import (
-    CRITERIA,
-    SPECIFIED,
-    CellSaturation,
-    Thresholds,
-    as_specified,
-    judge,
-    judge_launches,
-)
+from results.connector_tax.saturation_criteria import CRITERIA, as_specified, judge, judge_launches
 from results.connector_tax.summary import CellSummary, is_at_rate
-from results.records.errors import DAMAGED_JSON, ArtifactError
-
-REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigSaturation:
-    """One config's Phase A, rate by rate."""
-
-    config: str
-    completed: bool
-    """Measured at every rate of the grid up to its saturation."""
-    saturation_rate_per_s: float | None
-    """The lowest saturated rate; None where none was."""
-    fired: tuple[int, ...]
-    """Criteria that fired there."""
-    clear_rates_per_s: tuple[float, ...]
-    """Rates below it that were measured and are not saturated."""
-    reason: str | None = None
-    """Why it did not complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceRates:
-    """The rates at which Phase B is run and taxes are quoted."""
-
-    ref_safe_per_s: float | None
-    """The highest rate at which every config that completed Phase A is not saturated."""
-    ref_load_per_s: float | None
-    """The highest rate at which plain is not saturated."""
-    ref_safe_reason: str
-    """What limits it, or why there is none."""
-    ref_load_reason: str
-    thresholds: Thresholds = SPECIFIED
-    rates_per_s: tuple[float, ...] = ()
-    """Every rate of Phase A that any config was measured at."""
-    configs: tuple[ConfigSaturation, ...] = ()
-    cells: tuple[CellSaturation, ...] = ()
-
-    def reason_for(self, name: str) -> str:
-        return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
-
-    def rate(self, name: str) -> float | None:
-        return self.ref_safe_per_s if name == REF_SAFE else self.ref_load_per_s
-
-    def to_json(self) -> bytes:
-        """`reference_rates.json`."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        """Raises ArtifactError where the text is no such file."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except DAMAGED_JSON as error:
-            raise ArtifactError(
-                f"reference_rates.json is damaged: {error}",
-                remedy="remove it: the analysis makes it again from Phase A",
-            ) from error
+from results.records.reference_rates import SPECIFIED, CellSaturation, ConfigSaturation, ReferenceRates, Thresholds
 
 
 def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = None) -> ReferenceRates:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from results.connector_tax.summary import CellSummary
 from results.records.estimate import Estimate
+from results.records.reference_rates import SPECIFIED, CellSaturation, Criterion, Thresholds
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
 FEWEST = 3
@@ -26,71 +27,6 @@ CRITERIA: Mapping[int, str] = {
     QUEUE: "p50 of requests waiting",
     GROWTH: "growth of TTFT p90 over half the rate",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """Beyond these a criterion fires (strictly)."""
-
-    throughput_ratio: float = 0.95
-    waiting_p50: float = 1.0
-    ttft_p90_growth: float = 1.5
-
-
-SPECIFIED = Thresholds()
-
-
-@dataclass(frozen=True, slots=True)
-class Criterion:
-    """One criterion at one cell. `fired` is None where it is not known; `reason` says why."""
-
-    number: int
-    name: str
-    measured: float | None
-    threshold: float
-    fired: bool | None
-    reason: str | None = None
-    low: float | None = None
-    """Of criteria 1 and 3: of the spread inside the cells; of 2: the least of few samples."""
-    high: float | None = None
-    specified: float | None = None
-    """The number that the specification judges: of criterion 1 completions inside the window / rate."""
-    specified_fired: bool | None = None
-    """What the specification's rule gives for it."""
-    fired_by_point: bool | None = None
-    """What `measured` alone gives, without its spread."""
-    n: int | None = None
-    """Samples of the queue behind criterion 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class CellSaturation:
-    """Whether one cell was saturated, and by what."""
-
-    cell: str
-    config: str
-    rate_per_s: float
-    trial: int
-    saturated: bool | None
-    """True: a criterion fired. False: throughput and queue were both measured and nothing fired. None: otherwise."""
-    criteria: tuple[Criterion, ...]
-    reason: str | None = None
-    """Why `saturated` is None."""
-
-    @property
-    def fired(self) -> tuple[int, ...]:
-        """Numbers of the criteria that fired."""
-        return tuple(criterion.number for criterion in self.criteria if criterion.fired)
-
-    @property
-    def fired_by_point(self) -> tuple[int, ...]:
-        """Numbers of the criteria that fire by their number alone."""
-        return tuple(criterion.number for criterion in self.criteria if criterion.fired_by_point)
-
-    @property
-    def specified_fired(self) -> tuple[int, ...]:
-        """Numbers of the criteria that fire by the specification's rules."""
-        return tuple(criterion.number for criterion in self.criteria if criterion.specified_fired)
 
 
 def as_specified(cell: CellSaturation) -> CellSaturation:

@@ -15,8 +15,8 @@ from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.read import headline
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate, reference_rates
-from results.connector_tax.saturation_criteria import FEWEST, CellSaturation, Criterion
+from results.connector_tax.saturation import describe_rate, reference_rates
+from results.connector_tax.saturation_criteria import FEWEST
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
 from results.measures.drift import Drift
@@ -24,6 +24,7 @@ from results.records.estimate import Estimate
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, Criterion, ReferenceRates
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, Value, format_or_reason, gap_table, make_table
 from results.report.terms import term

@@ -16,10 +16,10 @@ import numpy as np
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements, has_own_rate
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.connector_tax.summary import Shape, is_at_rate
 from results.measures.step_durations import CALLBACKS
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
 from results.statistics.blocks import BlockFit, Contrast
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict, judged, withheld

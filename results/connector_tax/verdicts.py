@@ -27,7 +27,6 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.saturation import REF_SAFE, ReferenceRates
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate, unknown
@@ -35,6 +34,7 @@ from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
+from results.records.reference_rates import REF_SAFE, ReferenceRates
 from results.records.run_folder import PreflightDecision, RunFacts
 from results.statistics.judgement import Judgement, Outcome, correct_together, list_some, withheld
 from results.statistics.trials import estimate, p_value

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import csv
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -90,26 +91,27 @@ def decode_versioned(
     version: int,
     upgrades: Mapping[int, Upgrade] | None = None,
     unstated: int | None = None,
+    key: str = "version",
 ) -> _Record:
     """The record in `raw`, brought to `version` by one upgrade per older version.
 
-    `unstated`: of a record without a version; None = it has the present one. Raises msgspec.DecodeError (also
-    msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
+    `unstated`: of a record without a version; None = it has the present one. `key`: of the version in the record.
+    Raises msgspec.DecodeError (also msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
     """
     try:
         row = msgspec.json.decode(raw, type=dict[str, Any])
     except RecursionError as error:
         raise msgspec.DecodeError("it is nested too deeply") from error
-    written = row.setdefault("version", version if unstated is None else unstated)
-    while row["version"] != version:
-        upgrade = (upgrades or {}).get(row["version"]) if isinstance(row["version"], int) else None
+    written = row.setdefault(key, version if unstated is None else unstated)
+    while row[key] != version:
+        upgrade = (upgrades or {}).get(row[key]) if isinstance(row[key], int) else None
         if upgrade is None:
             known = " and ".join(map(str, (*sorted(upgrades or ()), version)))
-            raise UnknownVersion(f"has version {written}; this Tracon reads version{'s' * bool(upgrades)} {known}")
+            raise UnknownVersion(f"has {key} {written}; this Tracon reads {key}{'s' * bool(upgrades)} {known}")
         try:
             row = upgrade(row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise msgspec.DecodeError(f"version {written} without or with another {error}") from error
+            raise msgspec.DecodeError(f"{key} {written} without or with another {error}") from error
     return msgspec.convert(row, record)
 
 
@@ -127,7 +129,7 @@ def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field
     nullable, omitted = NoneType in parts, msgspec.UnsetType in parts
     kind: Any = hint
     if nullable or omitted:
-        kind = next(part for part in parts if part not in (NoneType, msgspec.UnsetType))
+        kind = reduce(operator.or_, (part for part in parts if part not in (NoneType, msgspec.UnsetType)))
     unit = unit_of(name) if kind in (int, float) else ""
     return Field(name, kind, nullable, required, unit, sentence)
 

@@ -29,6 +29,15 @@ from results.records.migrations import MigrationStep
 from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
 from results.records.points import PointRecord
 from results.records.preflight import PreflightCheck, PreflightRecord
+from results.records.reference_rates import CellSaturation, ConfigSaturation, Criterion, ReferenceRates, Thresholds
+from results.records.routing_cells import (
+    InstanceNumbers,
+    KvMovements,
+    PickCounts,
+    RoutingBreakdown,
+    RoutingConfig,
+    RoutingNumbers,
+)
 from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
 from results.records.skipped_cells import SkippedCell
@@ -58,6 +67,8 @@ class OtherFile:
 
 CONFIG = "results/<date>_<config>/"
 TRIAL = "results/<date>_<policy>/trial_<n>/"
+TRACE_FOLDERS = ("trace/", "trace/<name>/", "trace/<n>/", "trace/<name>/<n>/")
+"""Folders of traces: the run's own, those that a preset names, and in a simulated run one for each trial."""
 LIFECYCLE = "results/lifecycle/"
 LIFECYCLE_CELL = "results/lifecycle/cells/<configuration>/"
 """In trials after the first, `<configuration>` ends in `_t<trial>`."""
@@ -116,17 +127,25 @@ DECLARED: tuple[Declared, ...] = (
     Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
     Declared(CellRecord, (f"{CONFIG}cell_<phase>_<cell>.json",)),
-    Declared(TraceRecord, ("trace/trace.json",)),
+    Declared(ReferenceRates, ("reference_rates.json",)),
+    *_declare_inside(ReferenceRates, Thresholds, ConfigSaturation, CellSaturation),
+    *_declare_inside(CellSaturation, Criterion),
+    Declared(TraceRecord, (*_in_each(TRACE_FOLDERS, "trace.json"), "in RoutingConfig")),
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
     *_declare_inside(RoutingCell, RoutedEngine),
+    Declared(RoutingConfig, (f"{TRIAL}config.json",)),
+    Declared(RoutingNumbers, (f"{TRIAL}metrics.summary.json",)),
+    *_declare_inside(RoutingNumbers, KvMovements),
+    Declared(RoutingBreakdown, (f"{TRIAL}breakdown.json",)),
+    *_declare_inside(RoutingBreakdown, InstanceNumbers, PickCounts),
     Declared(CounterSpan, (f"{TRIAL}apc.json",), by_name=True),
     *_declare_inside(CounterSpan, PromptCounters),
     Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
     Declared(EngineGates, ("results/engine_gates.json",)),
     *_declare_inside(EngineGates, EngineGate),
-    *_declare_inside(EngineGate, Estimate),
+    Declared(Estimate, ("in EngineGate", "in RoutingNumbers", "in InstanceNumbers")),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
     *_declare_inside(
@@ -198,14 +217,19 @@ OTHER_FILES: tuple[OtherFile, ...] = (
             ("rings/<launch>/engine_step.<role>.<pid>.ring", "The step probe's ring (results/records/rings.py)."),
         )
     ),
-    OtherFile("trace/trace.jsonl", "The trace that every cell of `routing` replays (docs/traces.md)."),
-    OtherFile(f"{TRIAL}config.json", "What was asked for: policy, parameters, trace, replay, engines."),
-    OtherFile(f"{TRIAL}metrics.summary.json", "The cell's numbers."),
-    OtherFile(f"{TRIAL}breakdown.json", "Per instance: requests, tokens, TTFT, APC, decisions by reason."),
-    OtherFile(f"{TRIAL}router.spec.json", "The router's options."),
-    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options."),
-    OtherFile(f"{LIFECYCLE}engines/<start>/router.spec.json", "The router's options."),
-    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/connector_tax/saturation.py)."),
+    *(
+        OtherFile(name, "A trace that cells of `routing` replay (docs/traces.md).")
+        for name in _in_each(TRACE_FOLDERS, "trace.jsonl")
+    ),
+    *(
+        OtherFile(f"{folder}router.spec.json", "The router's options: `RouterSpec` (runners/router/spec.py).")
+        for folder in (TRIAL, f"{LIFECYCLE}engines/<start>/")
+    ),
+    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options: `ReplaySpec` (runners/load/replay_spec.py)."),
+    OtherFile(
+        "results/variations/<name>.json",
+        "The claims under one variation of a simulated run; the analysis judges them again where a cell has changed.",
+    ),
     *(
         OtherFile(name, _ANALYZED)
         for name in (
@@ -246,6 +270,7 @@ def records_page() -> str:
 def _make_row(field: Field) -> str:
     kind = getattr(field.kind, "__name__", str(field.kind)) if not hasattr(field.kind, "__args__") else str(field.kind)
     kind = kind.replace("collections.abc.", "").replace("typing.", "").replace("results.records.", "")
+    kind = kind.replace(" | None", " or null").replace(" | ", " or ")  # a pipe would end the cell of the table
     unit = "" if field.unit == "1" else field.unit
     null = " or null" if field.nullable else ""
     sentence = field.sentence.replace("|", "\\|")
@@ -274,7 +299,8 @@ def json_schemas() -> dict[str, Any]:
         for field in fields_of(one.record):
             unit = "" if field.unit in ("", "1") else f" Unit: {field.unit}."
             properties[field.name]["description"] = f"{field.sentence}{unit}"
-        properties.get("version", {}).pop("default", None)  # a row without a version may be of the first one
+        for name in ("version", "format"):  # a row without one may be of the first version
+            properties.get(name, {}).pop("default", None)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Records of a Tracon run",

@@ -1,14 +1,14 @@
 """What a cell of the `routing` experiment leaves behind: one policy, one trial, fresh engines.
 
 RUN/results/<date>_<policy>/trial_<n>/
-  config.json            policy, parameters, trace, replay, engines: what was asked for
+  config.json            RoutingConfig: its settings
   metrics.jsonl          a TurnRecord per replayed turn (+ .parquet)
   decisions.jsonl        a DecisionRecord per pick
   instance_events.jsonl  an InstanceEvent per change at an instance; a simulated cell has none
   engines.jsonl          an EngineSample per instance and second
-  metrics.summary.json   the cell's numbers
-  breakdown.json         per instance: requests, tokens, TTFT, APC, decisions by reason
-  apc.json               per instance: the engine's own prompt and cached token counters, before and after
+  metrics.summary.json   RoutingNumbers
+  breakdown.json         RoutingBreakdown: numbers by instance, picks by reason
+  apc.json               a CounterSpan per instance: its own counters of prompt and cached tokens, before and after
   gpu_util.csv           samples of every GPU of the host at 1 Hz; only its header and a reason where there is no GPU
   cell.json              RoutingCell, written last: the commit mark
 """

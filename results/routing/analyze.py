@@ -13,6 +13,7 @@ from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
+from results.records.routing_cells import InstanceNumbers
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.records.skipped_cells import describe_skip, read_skipped
@@ -52,7 +53,7 @@ from results.routing.pools import InstancePool, measure_pools
 from results.routing.read import LoadedCell, PlannedCell, load_cells, read_planned_cells
 from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
 from results.routing.scale import measure_scale
-from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
+from results.routing.summary import RoutedSummary, summary_of
 from results.routing.sweep_claims import judge_sweeps
 from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, correct_together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,37 +12,17 @@ import msgspec
 
 from results.measures.turns import Turns, read_turns
 from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, artifact_name, read_record, verified_bytes
 from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
+from results.records.routing_cells import PickCounts, decode_breakdown
 from results.records.rows import decode_rows
 from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
 
 _Row = TypeVar("_Row")
 EXTERNAL = "external_kv_transfer"
 """The source of prompt tokens whose KV came from another engine, in `RoutedEngine.prompt_tokens_by_source`."""
-
-
-@dataclass(frozen=True, slots=True)
-class PickCounts:
-    """What the router did, counted from its decision log."""
-
-    picks: int
-    reasons: Mapping[str, int]
-    by_instance: Mapping[str, Mapping[str, int]]
-    """Instance to reason to picks; the instance is empty where a request went nowhere."""
-    statuses: Mapping[str, int]
-    """How the picks ended: `ok`, `error`, `client_error`, `aborted`, `retried`, `unknown`."""
-    migrations: int
-    transfers: Mapping[str, int] = field(default_factory=dict)
-    """KV movements by what came of them, e.g. `migration transferred`, `handover failed`."""
-    transfer_prompt_tokens: int = 0
-    """Prompt tokens that the engines were sent to move KV, beside those of the clients' requests."""
-
-    @property
-    def handovers(self) -> int:
-        """Prompts computed at a prefill instance and taken over by a decode instance."""
-        return self.transfers.get("handover transferred", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,28 +172,28 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
     if not record.logs_decisions:
         return None, ()
     gaps = _find_altered(layout.decisions, record)
-    try:
-        return _decode_picks(layout.breakdown.read_bytes()), gaps
-    except (OSError, *DAMAGED_JSON, KeyError, AttributeError) as error:
-        absent = isinstance(error, FileNotFoundError)  # then it is among the missing files already
-        own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
+    picks, own = _decode_picks(layout.breakdown)
+    if picks is not None:
+        return picks, gaps
     if gaps:
         return None, (*gaps, *own)
-    picks, row_gaps = read_rows(layout.decisions, DecisionRecord, record)
-    return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
+    rows, row_gaps = read_rows(layout.decisions, DecisionRecord, record)
+    return (None if row_gaps else count_picks(rows)), (*own, *row_gaps)
 
 
-def _decode_picks(raw: bytes) -> PickCounts:
-    """Decode a `breakdown.json`. Raises one of DAMAGED_JSON, or KeyError or AttributeError where it has no picks."""
-    breakdown = msgspec.json.decode(raw, type=dict[str, Any])
-    picks = breakdown["picks"]
-    if breakdown.get("format", 1) == 1:
-        picks = {_RENAMED_PICKS.get(name, name): value for name, value in picks.items()}
-    return msgspec.convert(picks, PickCounts)
-
-
-_RENAMED_PICKS = {"leg_tokens": "transfer_prompt_tokens"}
-"""Old name to new, of `picks` in format 1."""
+def _decode_picks(path: Path) -> tuple[PickCounts | None, tuple[Gap, ...]]:
+    """The picks in a `breakdown.json`. One that is missing is no gap here: it is among the missing files already."""
+    picks: PickCounts | None = None
+    why = "is damaged"
+    try:
+        picks = decode_breakdown(path.read_bytes()).picks
+    except FileNotFoundError:
+        return None, ()
+    except UnknownVersion as error:
+        why = str(error)
+    except (OSError, *DAMAGED_JSON):
+        pass
+    return picks, (Gap(artifact_name(path), f"{why}; counted from the decision log"),) if picks is None else ()
 
 
 def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:

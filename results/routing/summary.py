@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from results.measures.amplification import amplification_ratio
 from results.measures.replay_numbers import (
@@ -21,31 +21,11 @@ from results.measures.replay_numbers import (
 from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
 from results.records.estimate import Estimate, unknown
+from results.records.routing_cells import InstanceNumbers, PickCounts, RoutingBreakdown, RoutingNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
-from results.routing.read import LoadedCell, PickCounts, count_picks, hides_transfers, number_or_none, own_cache
+from results.routing.read import LoadedCell, count_picks, hides_transfers, number_or_none, own_cache
 from results.statistics.estimates import percentiles
-
-FORMAT = 2
-"""Version of `metrics.summary.json` and `breakdown.json`; `load` reads the `picks` of 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceNumbers:
-    """One instance in one cell."""
-
-    instance: str
-    role: str
-    turns: int | None
-    """Completed there; None = the turn records cannot be read."""
-    failed: int | None
-    sessions: int | None
-    """Sessions with at least one turn there."""
-    values: Mapping[str, Estimate]
-    """ttft_p50_s, ttft_p90_s, apc (the engine's counters), apc_usage (as its responses say), kv_usage_max (a share) and
-    waiting_p90 of the 1 Hz samples."""
-    reasons: Mapping[str, int]
-    """Picks of this instance by the reason of the decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +65,26 @@ def summarize_cell(
     decisions: Sequence[DecisionRecord] | None,
     cell: RoutingCell,
     samples: Sequence[EngineSample] = (),
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values.
+) -> tuple[RoutingNumbers, RoutingBreakdown]:
+    """`metrics.summary.json`, without its KV movements, and `breakdown.json` of a cell that has just ended.
 
     `decisions`: None = the cell has no decision log.
     """
     picks = None if decisions is None else count_picks(decisions)
-    cell_summary = summary_of(LoadedCell(cell, own_cache(turns, picks, cell), picks, tuple(samples), ""))
-    row = msgspec.to_builtins(cell_summary)
-    own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
-    simulated = {"simulated": cell.simulated} if cell.simulated else {}
-    counted = {"cell": cell.cell, "instances": row["instances"], "picks": msgspec.to_builtins(picks)}
-    return (
-        {"format": FORMAT, "definitions": "docs/analysis.md", **simulated, **{name: row[name] for name in own}},
-        {"format": FORMAT, **simulated, **counted},
+    summary = summary_of(LoadedCell(cell, own_cache(turns, picks, cell), picks, tuple(samples), ""))
+    simulated = cell.simulated or UNSET
+    numbers = RoutingNumbers(
+        simulated=simulated,
+        cell=summary.cell,
+        label=summary.label,
+        policy=summary.policy,
+        parameters=summary.parameters,
+        trial=summary.trial,
+        counts=summary.counts,
+        values=summary.values,
+        degraded=summary.degraded,
     )
+    return numbers, RoutingBreakdown(simulated=simulated, cell=summary.cell, instances=summary.instances, picks=picks)
 
 
 def summary_of(cell: LoadedCell) -> RoutedSummary:

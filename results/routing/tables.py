@@ -10,6 +10,7 @@ from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
+from results.records.routing_cells import InstanceNumbers
 from results.report.engine_gates import gates_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import define_terms
@@ -21,7 +22,7 @@ from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
-from results.routing.summary import InstanceNumbers, RoutedSummary
+from results.routing.summary import RoutedSummary
 
 FIGURES_BEFORE = "Cells"
 """The figures stand between the comparisons and the tables of single cells, which begin with this title."""

@@ -14,6 +14,7 @@ from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, read_record
 from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from results.records.routing_cells import RoutingConfig
 from results.records.turns import CELL_VERSION, RoutingCell, upgrade_cell_from_1
 from results.routing.read import read_planned_cells, read_rows
 from runners.errors import RunnerError
@@ -91,7 +92,7 @@ def _describe_router(
         why = "the engines were pre-warmed, and the run did not record with what"
     else:
         trace = read_trace(RunLayout(run).trace_of(cell.trace.get("name", "")))
-        vocabulary = msgspec.json.decode(layout.config.read_bytes(), type=dict[str, Any])["model"]
+        vocabulary = msgspec.json.decode(layout.config.read_bytes(), type=RoutingConfig).model
         shape = BlockShape(
             cell.seed, trace.facts.block_tokens, trace.facts.hash_scope,
             vocabulary["vocab_low"], vocabulary["vocab_high"],

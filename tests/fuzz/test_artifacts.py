@@ -13,13 +13,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from results.connector_tax.saturation import ReferenceRates
 from results.pd_lifecycle.read import CELL, read_links, read_plan
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ArtifactError, Refusal, ResultsError, RingError
 from results.records.frames import Gap, read_cell, read_metrics
 from results.records.instance_events import InstanceEvent
 from results.records.layout import LifecycleLayout, RunLayout, is_complete
+from results.records.reference_rates import ReferenceRates
 from results.records.rings import RingReader
 from results.records.run_folder import PlannedCell, RunFacts, run_facts
 from results.records.skipped_cells import read_skipped

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from launch.profile import Capacity
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.records.plan import CellPlan
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
     PHASE_CONFIRM,

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 import msgspec
 
 from launch.errors import LaunchError
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates
+from results.connector_tax.saturation import choose_reference_rates
 from results.connector_tax.write import write_results
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
+from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import NOT_NEEDED, CellOutcome
 from runners.errors import CellSkipped

@@ -13,8 +13,8 @@ import msgspec
 from launch.command import ports_needed
 from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE
 from results.records.plan import CellPlan, StagePlan
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError

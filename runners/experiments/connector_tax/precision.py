@@ -10,11 +10,11 @@ import msgspec
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.launch_noise import NAMED_TAX
-from results.connector_tax.saturation import REF_SAFE
 from results.records.estimate import figure
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
+from results.records.reference_rates import REF_SAFE
 from results.statistics.blocks import POWER, detectable_effect, launches_for, show_count
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from launch.profile import Capacity
 from results.connector_tax.read import collect_cells
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.connector_tax.saturation_criteria import LIMITS
 from results.records.percent import format_percent
+from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
 from runners.experiments.connector_tax.grid import Grid, Shape
 
 USABLE = 0.8

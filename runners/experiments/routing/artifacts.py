@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from launch.environment import redact_settings
 from results.measures.turns import read_turns
 from results.records.decisions import DecisionRecord
+from results.records.errors import DAMAGED_JSON
 from results.records.gpu import HEADER, REASON_MARK, GpuUse, cut_gpu_log
 from results.records.layout import (
+    NO_FILE,
     TrialLayout,
     is_complete,
     parquet_beside,
@@ -24,6 +27,7 @@ from results.records.layout import (
     write_indented_json,
 )
 from results.records.plan import CellPlan
+from results.records.routing_cells import RoutingConfig, RoutingNumbers
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
@@ -53,6 +57,10 @@ HEADLINE = (
 """Values of the summary that the journal keeps of a cell."""
 NO_GPU = "simulated: no GPU is used"
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
+OPTIONAL_SETTINGS = (
+    "moves_kv", "transfer", "reserved_output", "time_scale", "kv_cache_memory_bytes", "variation", "trace_number",
+)  # fmt: skip
+"""Parameters of a cell that older plans, or cells without a setting of their own, do not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +111,29 @@ def publish_cell(
     turns, gaps = read_turns(written.metrics, record.t_start_ns)
     if turns is None:
         raise CellFailed(f"the turn records cannot be read: {gaps[-1].reason}")
-    summary, breakdown = summarize_cell(turns, decisions, record, samples)
+    numbers, breakdown = summarize_cell(turns, decisions, record, samples)
     if decisions is not None:
-        summary["movements"] = count_movements(decisions)
-    write_indented_json(written.summary, summary)
+        numbers = replace(numbers, movements=count_movements(decisions))
+    write_indented_json(written.summary, numbers)
     write_indented_json(written.breakdown, breakdown)
     write_indented_json(written.cell, record)
     _move_instances(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
     copy = parquet_beside(written.metrics)  # not checksummed: it can be made again
     publish({path: layout.root / path.name for path in ((copy, *files) if copy.exists() else files)})
-    return CellOutcome(headline_numbers(summary), why_degraded(outcome))
+    return CellOutcome(headline_numbers(numbers), why_degraded(outcome))
 
 
 def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a replay whose record is in place with every artifact whole; else None."""
     layout = trial_layout(context, cell)
-    if not is_complete(layout.cell, cell.cell) or not layout.summary.is_file():
+    if not is_complete(layout.cell, cell.cell):
         return None
-    summary = msgspec.json.decode(layout.summary.read_bytes())
-    return CellOutcome(headline_numbers(summary), summary["degraded"])
+    try:
+        numbers = msgspec.json.decode(layout.summary.read_bytes(), type=RoutingNumbers)
+    except (*NO_FILE, *DAMAGED_JSON):
+        return None
+    return CellOutcome(headline_numbers(numbers), numbers.degraded)
 
 
 def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, context: RunContext) -> GpuUse:
@@ -133,11 +144,12 @@ def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, 
     return cut_gpu_log(context.layout.gpu_csv, cell.cell, replay.t_start_ns, replay.t_end_ns, path)
 
 
-def headline_numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The few numbers a console shows of a cell, from its `metrics.summary.json`."""
-    values = {name: (summary["values"].get(name) or {}).get("value") for name in HEADLINE}
-    counts = {name: summary["counts"].get(name) for name in COUNTS}
-    return values | counts | movement_headline(summary.get("movements", {}))
+def headline_numbers(numbers: RoutingNumbers) -> dict[str, Any]:
+    """The few numbers that a console shows of a cell."""
+    values = {name: numbers.values[name].value if name in numbers.values else None for name in HEADLINE}
+    counts = {name: numbers.counts.get(name) for name in COUNTS}
+    moved = {} if numbers.movements is UNSET else movement_headline(numbers.movements)
+    return values | counts | moved
 
 
 def why_degraded(outcome: ReplayOutcome) -> str:
@@ -236,26 +248,31 @@ def describe_engine(instance: InstanceSpec, span: CounterSpan, started_by: str, 
 
 def _describe_config(
     cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext, simulated: str
-) -> dict[str, Any]:
-    """The settings of the cell, for its `config.json`."""
-    profile = context.profile
-    return {
-        "cell": cell.cell,
-        "label": cell.label,
-        "trial": cell.trial,
-        **cell.params,
-        "instances": grid.instances,
-        "config": cell.config,
-        "trace": msgspec.to_builtins(trace),
-        "replay": msgspec.to_builtins(grid.replay),
-        "router": msgspec.to_builtins(grid.router),
-        "profile": profile.name,
-        "model": msgspec.to_builtins(profile.model),
-        "engine": redact_settings(msgspec.to_builtins(profile.engine)),
-        "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
-        "engine_versions": dict(context.engine.versions),
-        **({"simulated": simulated} if simulated else {}),
-    }
+) -> RoutingConfig:
+    profile, params = context.profile, cell.params
+    optional = {name: params[name] for name in OPTIONAL_SETTINGS if name in params}
+    return RoutingConfig(
+        cell=cell.cell,
+        label=cell.label,
+        trial=cell.trial,
+        policy=params["policy"],
+        parameters=params["parameters"],
+        roles=tuple(params["roles"]),
+        **optional,
+        place=params["place"],
+        replay_seed=params["replay_seed"],
+        instances=grid.instances,
+        config=cell.config,
+        trace=trace,
+        replay=msgspec.to_builtins(grid.replay),
+        router=msgspec.to_builtins(grid.router),
+        profile=profile.name,
+        model=msgspec.to_builtins(profile.model),
+        engine=redact_settings(msgspec.to_builtins(profile.engine)),
+        decode_kv_cache_memory_bytes=grid.decode_kv_cache_memory_bytes,
+        engine_versions=dict(context.engine.versions),
+        simulated=simulated or UNSET,
+    )
 
 
 def _move_instances(source: Path, target: Path) -> None:

@@ -28,10 +28,10 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.hypotheses import judge_input_trend
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.saturation import REF_SAFE, ReferenceRates
 from results.connector_tax.summary import Shape
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_SAFE, ReferenceRates
 from results.statistics.judgement import Outcome, Verdict
 from results.statistics.trials import Measured, Trial, estimate
 from tests.results.statistics.in_memory import (

@@ -17,11 +17,11 @@ from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.page import build_page
-from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
+from results.records.reference_rates import ReferenceRates
 from results.records.schemas import RequestStatus
 from results.report.table import Table
 from results.statistics.blocks import detectable_effect

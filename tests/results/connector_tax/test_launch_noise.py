@@ -18,10 +18,10 @@ from results.connector_tax.figures import decomposition_figure
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
 from results.connector_tax.page import build_page
-from results.connector_tax.saturation import REF_SAFE
 from results.connector_tax.summary import Shape
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
+from results.records.reference_rates import REF_SAFE
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, run_cells, write_run
 from tests.results.statistics.in_memory import bounds

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
-from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge
+from results.connector_tax.saturation import choose_reference_rates, reference_rates
+from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, judge
 from results.connector_tax.summary import CellSummary
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates, Thresholds
 from results.records.schemas import CellRecord
 from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from results.records.declared import DECLARED, json_schemas_text, records_page
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
+from results.records.routing_cells import RoutingConfig
 from results.records.schemas import SentRequest
 from results.records.turns import EngineSample, TurnRecord
 from state.events import KINDS
@@ -48,6 +50,13 @@ def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
 ) -> None:
     committed = Path(__file__).parents[3] / "docs" / name
     assert committed.read_text(encoding="utf-8") == make(), f"python -m results.records.declared {option}> docs/{name}"
+
+
+def test_every_row_of_the_page_has_the_columns_of_its_table() -> None:
+    """A field's type has pipes of its own, as `Mapping[str, float | None]`."""
+    rows = [line for line in records_page().splitlines() if line.startswith("| `")]
+    wrong = [row for row in rows if len(re.split(r"(?<!\\)\|", row)) - 2 not in (2, 4)]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("record", [DecisionRecord, TurnRecord, EngineSample])
@@ -113,6 +122,8 @@ def test_a_field_states_type_unit_and_sentence() -> None:
     )  # fmt: skip
     assert (by_name["cached_tokens"].unit, by_name["cached_tokens"].nullable) == ("tokens", True)
     assert (by_name["chunks"].unit, by_name["session"].unit) == ("1", "")
+    (several,) = [one for one in fields_of(RoutingConfig) if one.name == "reserved_output"]
+    assert (several.kind, several.required) == (int | str, False)
 
 
 def test_what_open_loop_and_replay_record_of_a_request_is_one_declaration() -> None:

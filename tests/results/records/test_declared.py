@@ -28,8 +28,11 @@ FILES: Mapping[re.Pattern[str], Schema] = {
     re.compile(re.sub(r"<\w+>", "[^/]+", re.escape(name))): schema for name, schema in DOCUMENT["files"].items()
 }
 LAUNCHED = {"RunPlan", "PreflightRecord", "LaunchConfig", "LaunchRecord"}
-LOADED = LAUNCHED | {"CellRecord", "RequestRecord", "StepRecord", "MetricsRecord"}
-REPLAYED = {"TurnRecord", "EngineSample", "RoutingCell", "CounterSpan", "DecisionRecord"}
+LOADED = LAUNCHED | {"CellRecord", "RequestRecord", "StepRecord", "MetricsRecord", "ReferenceRates"}
+REPLAYED = {
+    "TurnRecord", "EngineSample", "RoutingCell", "RoutingConfig", "RoutingNumbers", "RoutingBreakdown", "CounterSpan",
+    "DecisionRecord",
+}  # fmt: skip
 HELD: Mapping[str, set[str]] = {
     "connector-tax": LOADED,
     "connector-tax-confirm": LOADED,

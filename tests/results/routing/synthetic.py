@@ -25,8 +25,9 @@ from results.records.decisions import (
 )
 from results.records.frames import TURN_SCHEMA
 from results.records.layout import TrialLayout, sha256
+from results.records.routing_cells import RoutingConfig
 from results.records.schemas import RequestStatus
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.report.document import render_markdown
 from results.routing.analyze import RoutingAnalysis
 from results.routing.experiment import RESULTS
@@ -224,6 +225,18 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
     )  # fmt: skip
 
 
+def cell_config(record: RoutingCell) -> RoutingConfig:
+    """The settings of the cell with this record."""
+    requests, sessions = record.trace["requests"], record.trace["sessions"]
+    trace = TraceRecord("made.jsonl", "0" * 64, "tracon", requests, sessions, 0, 0, 1.0, BLOCK, 1.0, 0, 4096)
+    return RoutingConfig(
+        cell=record.cell, label=record.label, trial=record.trial, policy=record.policy, parameters=record.parameters,
+        roles=tuple(engine.role for engine in record.engines), place=record.place, replay_seed=record.seed,
+        instances=len(record.engines), config="plain", trace=trace, replay={}, router={}, profile="cpu-tiny", model={},
+        engine={}, decode_kv_cache_memory_bytes=None, engine_versions={},
+    )  # fmt: skip
+
+
 def _engine(world: World, truth: Truth, turns: Sequence[TurnRecord], number: int) -> RoutedEngine:
     here = [turn for turn in turns if turn.instance == f"e{number}"]
     cached = float(sum(turn.cached_tokens or 0 for turn in here))
@@ -370,11 +383,11 @@ def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 
     layout.metrics.write_bytes(encode(turns))
     layout.decisions.write_bytes(encode(picks))
     layout.engines.write_bytes(encode(samples))
-    layout.config.write_text("{}")
+    layout.config.write_bytes(msgspec.json.encode(cell_config(record)))
     layout.apc.write_text("{}")
     layout.gpu_util.write_text("t_unix_s,gpu,utilisation\n# no GPU on this host\n")
-    summary, breakdown = summarize_cell(turns_from(turns), picks, record)
-    layout.summary.write_bytes(msgspec.json.encode(summary))
+    numbers, breakdown = summarize_cell(turns_from(turns), picks, record)
+    layout.summary.write_bytes(msgspec.json.encode(numbers))
     layout.breakdown.write_bytes(msgspec.json.encode(breakdown))
     checksums = {path.name: sha256(path) for path in (layout.metrics, layout.decisions, layout.engines)}
     layout.cell.write_bytes(msgspec.json.encode(replace(record, checksums=checksums)))

@@ -133,6 +133,17 @@ def test_a_breakdown_of_format_1_is_read_by_the_present_names(root: Path) -> Non
     assert picks.transfer_prompt_tokens == 7
 
 
+def test_a_breakdown_of_a_later_format_is_a_gap_and_the_log_is_counted(root: Path) -> None:
+    layout = TrialLayout(root / CELL)
+    before = _load(root)
+    row = msgspec.json.decode(layout.breakdown.read_bytes())
+    layout.breakdown.write_bytes(msgspec.json.encode(row | {"format": 3}))
+    after = _load(root)
+    assert after.picks == before.picks
+    reason = "has format 3; this Tracon reads formats 1 and 2; counted from the decision log"
+    assert after.gaps == (Gap(f"{CELL}/breakdown.json", reason),)
+
+
 def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> None:
     written = msgspec.json.decode(TrialLayout(root / CELL).summary.read_bytes())
     found = msgspec.to_builtins(summary_of(_load(root)))

@@ -10,17 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.measures.turns import in_flight_over_time, session_times
+from results.records.routing_cells import InstanceNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.read import LoadedCell
-from results.routing.summary import (
-    InstanceNumbers,
-    RoutedSummary,
-    amplification_of,
-    engines_apc,
-    summarize_cell,
-    summary_of,
-)
+from results.routing.summary import RoutedSummary, amplification_of, engines_apc, summarize_cell, summary_of
 from tests.examples import examples
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records, turns_from
 
@@ -79,10 +73,11 @@ def test_samples_tell_how_full_an_instance_was_and_how_long_its_queue() -> None:
     rows.append(EngineSample(9, "e0", None, None, None, None, None))  # a scrape that failed
     turns = _turns()
     _, breakdown = summarize_cell(turns_from(turns), (), cell_record(WORLD, TRUTH, 0, turns), rows)
-    values = {one["instance"]: one["values"] for one in breakdown["instances"]}
-    assert (values["e0"]["kv_usage_max"]["value"], values["e0"]["waiting_p90"]["value"]) == (0.4, pytest.approx(3.6))
-    assert values["e1"]["kv_usage_max"]["value"] is None
-    assert values["e1"]["kv_usage_max"]["reason"]
+    values = {one.instance: one.values for one in breakdown.instances}
+    assert values["e0"]["kv_usage_max"].value == 0.4
+    assert values["e0"]["waiting_p90"].value == pytest.approx(3.6)
+    assert values["e1"]["kv_usage_max"].value is None
+    assert values["e1"]["kv_usage_max"].reason
 
 
 def test_counters_that_were_not_read_leave_no_apc() -> None:
@@ -130,13 +125,14 @@ def test_without_turns_nothing_is_zero() -> None:
 
 def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
     turns = _turns()
-    summary, breakdown = summarize_cell(
+    numbers, breakdown = summarize_cell(
         turns_from(turns), decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns)
     )
-    assert summary["counts"]["picks"] == 24
-    assert breakdown["picks"]["reasons"] == {"affinity": 18, "cold": 6}
-    assert breakdown["picks"]["by_instance"]["e0"] == {"affinity": 9, "cold": 3}
-    assert [one["reasons"] for one in breakdown["instances"]] == [{"affinity": 9, "cold": 3}] * 2
+    assert numbers.counts["picks"] == 24
+    assert breakdown.picks is not None
+    assert breakdown.picks.reasons == {"affinity": 18, "cold": 6}
+    assert breakdown.picks.by_instance["e0"] == {"affinity": 9, "cold": 3}
+    assert [one.reasons for one in breakdown.instances] == [{"affinity": 9, "cold": 3}] * 2
 
 
 def test_sessions_are_busy_while_a_turn_runs_and_idle_between() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import TrialLayout, sha256
+from results.records.routing_cells import RoutingBreakdown
 from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
 from results.records.turns import RoutedEngine, RoutingCell
 from results.routing.logs import read_logs
@@ -208,7 +209,8 @@ def test_a_cell_on_disk_is_counted_by_its_own_logs(tmp_path: Path) -> None:
     for place, name in enumerate(("kv-1", "kv-2")):
         log.pick(place, f"s{place}", "e1", prefill="e0", transfer=replace(handed(name), source="e0", target="e1"))
     layout.decisions.write_bytes(msgspec.json.Encoder().encode_lines(log.records))
-    layout.breakdown.write_bytes(msgspec.json.encode({"picks": count_picks(log.records)}))
+    counted = RoutingBreakdown(cell="", instances=(), picks=count_picks(log.records))
+    layout.breakdown.write_bytes(msgspec.json.encode(counted))
     rings = layout.root / "engines" / "e1" / "rings" / "7"
     rings.mkdir(parents=True)
     (rings / "transfer.12.jsonl").write_bytes(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.saturation import ReferenceRates
 from results.connector_tax.summary import CellSummary, Shape
 from results.records.estimate import Estimate
+from results.records.reference_rates import ReferenceRates
 from results.statistics.estimates import Samples
 from tests.results.connector_tax.cells import make_cell
 

@@ -15,9 +15,9 @@ from scipy import special
 
 from results.connector_tax.combined_taxes import tax_at
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.saturation import REF_SAFE
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_SAFE
 from results.statistics.block_model import Launches
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import Samples, holm

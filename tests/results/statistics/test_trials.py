@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax.combined_taxes import tax_at
-from results.connector_tax.saturation import REF_SAFE
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_SAFE
 from results.statistics.estimates import mean
 from results.statistics.judgement import Verdict, judged, withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, p_value, share, unmeasured

@@ -13,10 +13,10 @@ from launch.errors import PatchFailed
 from launch.patching import PatchUse
 from launch.profile import load_profile
 from results.connector_tax.read import analyze_cell
-from results.connector_tax.saturation import ReferenceRates
 from results.records.events import CellChanged, CellState, Event, Noted
 from results.records.layout import RunLayout, write_atomic
 from results.records.plan import CellPlan
+from results.records.reference_rates import ReferenceRates
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome, RunOptions
 from runners.cli.asking import skip_stages

@@ -170,6 +170,34 @@ def test_a_cell_that_is_not_whole_is_measured_again(subject: Subject, artifact: 
     assert subject.experiment.adopt(CELL) is None
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"values": ', b"null"])
+def test_a_cell_whose_numbers_are_damaged_is_measured_again(subject: Subject, content: bytes) -> None:
+    subject.put()
+    subject.layout.summary.write_bytes(content)
+    assert subject.experiment.adopt(CELL) is None
+
+
+@pytest.mark.parametrize(
+    "own", [{}, {"kv_cache_memory_bytes": 1 << 20, "variation": "base_s*1.3", "trace": "other", "trace_number": 2}]
+)
+def test_the_settings_of_a_cell_are_those_of_its_plan(subject: Subject, own: dict[str, Any]) -> None:
+    """The name of its trace is in the trace's record."""
+    cell = replace(CELL, params={**CELL.params, **own})
+    subject.put(cell)
+    stated = msgspec.json.decode(subject.layout.config.read_bytes())
+    planned = {name: value for name, value in cell.params.items() if name != "trace"}
+    assert {name: stated.get(name) for name in planned} == planned
+    assert stated["trace"] == msgspec.to_builtins(TRACE)
+    assert {"kv_cache_memory_bytes", "variation", "trace_number"} & stated.keys() == own.keys() - {"trace"}
+    assert "simulated" not in stated
+
+
+def test_a_cell_of_an_older_plan_leaves_out_what_that_does_not_state(subject: Subject) -> None:
+    later = {"moves_kv", "transfer", "reserved_output", "time_scale"}
+    subject.put(replace(CELL, params={name: value for name, value in CELL.params.items() if name not in later}))
+    assert later & msgspec.json.decode(subject.layout.config.read_bytes()).keys() == set()
+
+
 def test_a_changed_artifact_or_another_cells_record_is_no_measurement(subject: Subject) -> None:
     subject.put()
     with subject.layout.metrics.open("ab") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
@@ -35,7 +36,7 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
             record(purpose="handover", status="refused"),
         ]
     )
-    assert moved_kv == {
+    assert msgspec.to_builtins(moved_kv) == {
         "migrations": {"failed": 1, "recomputed": 1, "transferred": 2},
         "handovers": {"refused": 1, "transferred": 1},
         "external_tokens": 768,
@@ -55,11 +56,12 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
 
 
 def test_a_cell_in_which_nothing_was_to_be_moved_says_nothing_of_it() -> None:
-    assert count_movements([record(), record()]) == {}
-    assert movement_headline({}) == {}
+    nothing = count_movements([record(), record()])
+    assert msgspec.to_builtins(nothing) == {}
+    assert movement_headline(nothing) == {}
 
 
 def test_what_was_not_counted_is_not_nothing() -> None:
     moved_kv = count_movements([record("transferred", purpose="migration", **moved(20, None))])
-    assert (moved_kv["external_tokens"], moved_kv["bytes"], moved_kv["uncounted"]) == (None, None, 1)
-    assert count_movements([record("recomputed")])["transfer_mean_s"] is None
+    assert (moved_kv.external_tokens, moved_kv.bytes, moved_kv.uncounted) == (None, None, 1)
+    assert count_movements([record("recomputed")]).transfer_mean_s is None
