@@ -1,16 +1,16 @@
-"""Texts in CSV and TSV files that a spreadsheet would execute: session ids and labels come from outside."""
+"""Texts in CSV and TSV files that a spreadsheet would execute: session ids, labels, model names come from outside."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _FORMULA = re.compile(r"[=@\t\r\n]|[+-](?!inf$|nan$)(?:[^\d.\s(]|.*(?:\||[A-Za-z]\())", re.DOTALL)
-"""A text that begins as a formula does. Behind a sign, texts of ours go on with a number, a space or a parenthesis.
-Such a text is a formula only if it also calls a function or names a program."""
+"""A text that begins as a formula does. Behind a sign, texts of ours go on with a number, a space or a parenthesis:
+they are formulas only where they also call a function or name a program."""
 
 
 def escape_formula(text: str) -> str:
@@ -20,7 +20,7 @@ def escape_formula(text: str) -> str:
 
 def escape_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its headings and texts escaped; columns without a formula stay as they are."""
-    escaped: dict[str, Any] = {}
+    escaped: dict[str, list[object]] = {}
     for name in frame.columns:
         if frame[name].dtype.kind in "OSU":
             cells = frame[name].tolist()

@@ -234,13 +234,13 @@ async def test_an_instance_that_answers_all_with_500_is_left_out_as_soon_as_anot
 
 
 async def test_instances_whose_health_fails_too_are_left_out_also_where_none_is_well() -> None:
-    """Each 500 has the instance probed at once."""
+    """Each 500 has the instance probed at once. A request that waits there when the last probe fails is answered 502."""
     async with instances("a", "b") as both, router(both, "round_robin", health=STEADY) as routed:
         for backend in both:
             backend.status, backend.health_status = 500, 503
         async with asyncio.timeout(SOON_S):
             while routed.available():
-                assert (await routed.post("s")).status_code >= 500
+                assert (await routed.post("s")).status_code in (500, 502, 503)
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422, 429])
