@@ -84,13 +84,13 @@ class KvMovements:
     """By outcome."""
     handovers: Mapping[str, int] | UnsetType = UNSET
     """By outcome."""
-    external_tokens: int | None | UnsetType = UNSET
+    external_tokens: int | UnsetType | None = UNSET
     """Tokens that arrived; None = no count is known."""
-    bytes: int | None | UnsetType = UNSET
+    bytes: int | UnsetType | None = UNSET
     """Bytes that arrived; None = no count is known."""
     uncounted: int | UnsetType = UNSET
     """Transfers that arrived without a count of their tokens."""
-    transfer_mean_s: float | None | UnsetType = UNSET
+    transfer_mean_s: float | UnsetType | None = UNSET
     """From the router's start of a transfer until the KV had arrived; None = none arrived, or no time is known."""
 
 
@@ -120,7 +120,7 @@ class RoutingNumbers:
     values: Mapping[str, Estimate]
     """By name with its unit, e.g. `ttft_p90_s`, `apc`, `amplification`."""
     degraded: str
-    """Why the client could not keep its schedule; empty when it could."""
+    """Why no verdict uses it: a slow client, a replay that ended early, other lengths than asked for; else empty."""
     movements: KvMovements | UnsetType = UNSET
     """Absent where the cell has no decision log."""
 
