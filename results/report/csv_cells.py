@@ -1,4 +1,4 @@
-"""Texts in CSV and TSV files that a spreadsheet would execute: session ids, labels and model names come from outside."""
+"""Texts in CSV and TSV files that a spreadsheet would execute: session ids, labels and model names are from outside."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _FORMULA = re.compile(r"[=@\t\r\n]|[+-](?!inf$|nan$)(?:[^\d.\s(]|.*(?:\||[A-Za-z]\())", re.DOTALL)
-"""A text that begins as a formula does. Behind a sign, texts of ours go on with a number, a space or a parenthesis: they
-are formulas only where they also call a function or name a program."""
+"""A text that begins as a formula does. Behind a sign, texts of ours go on with a number, a space or a parenthesis:
+they are formulas only where they also call a function or name a program."""
 
 
 def escape_formula(text: str) -> str:

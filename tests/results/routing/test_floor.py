@@ -12,7 +12,7 @@ import pytest
 from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
 from results.report.page import split_judgements
-from results.routing.decision_points import judge_decision_points
+from results.routing.decision_points import DECISION_POINTS, judge_decision_points
 from results.routing.floor_facts import (
     DecodeRequests,
     Rules,
@@ -614,7 +614,7 @@ def test_each_load_is_judged_by_its_own_arms_and_all_are_corrected_together() ->
     }
     found = floor_of(arms, kv_bytes={"plain small": SMALL, "bonus small": SMALL})
     said = answered(found)
-    assert len(said) == 2 * 9
+    assert len(said) == 2 * len(DECISION_POINTS)
     preset, small = said["D1, as the preset"], said["D1, KV cache 16 MiB"]
     assert (preset.outcome, small.outcome) == (Outcome.HOLDS, Outcome.FAILS)
     assert "small" not in preset.reason
