@@ -120,7 +120,7 @@ class RoutingNumbers:
     values: Mapping[str, Estimate]
     """By name with its unit, e.g. `ttft_p90_s`, `apc`, `amplification`."""
     degraded: str
-    """Why the client could not keep its schedule; empty when it could."""
+    """Why no verdict uses it: a slow client, a replay that ended early, other lengths than asked for; else empty."""
     movements: KvMovements | UnsetType = UNSET
     """Absent where the cell has no decision log."""
 
