@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,7 @@ def escape_formula(text: str) -> str:
 
 def escape_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with its headings and texts escaped; columns without a formula stay as they are."""
-    escaped: dict[str, list[object]] = {}
+    escaped: dict[str, Any] = {}
     for name in frame.columns:
         if frame[name].dtype.kind in "OSU":
             cells = frame[name].tolist()
