@@ -234,7 +234,7 @@ async def test_an_instance_that_answers_all_with_500_is_left_out_as_soon_as_anot
 
 
 async def test_instances_whose_health_fails_too_are_left_out_also_where_none_is_well() -> None:
-    """Each 500 has the instance probed at once. A request that waits there when the last probe fails is answered 502."""
+    """Each 500 has the instance probed at once. A request that waits there when the last one fails gets a 502."""
     async with instances("a", "b") as both, router(both, "round_robin", health=STEADY) as routed:
         for backend in both:
             backend.status, backend.health_status = 500, 503
