@@ -170,8 +170,10 @@ class CellLoop:
         self._sync_view()
         self._steering.answer_requests(self._view, running)
         self._sync_view()
+        if self._ahead is None:
+            return
         for cell in self._view.cells.values():
-            if self._ahead is not None and cell.state is CellState.SKIPPED:
+            if cell.state is CellState.SKIPPED:
                 self._ahead.end_skipped(cell.plan)
 
     async def _wait_while_paused(self) -> None:
