@@ -211,7 +211,7 @@ MAY_NAME_FILES = {
     "results/records/layout.py",
     "results/records/declared.py",  # names each file once more, for docs/records.md
     "results/records/rings.py",  # the ring's name is the probe's
-    "results/report/figure_files.py",  # <stem>.csv in the folder of figures
+    "results/report/output.py",  # <stem>.csv in the folder of figures
     "results/pd_lifecycle/read.py",  # names the plan in a gap
     "results/connector_tax/verdicts.py",  # the same
     "runners/standalone_engine.py",  # an engine that belongs to no run

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from results.report.figure import Figure
-from results.report.figure_files import Drawers
+from results.report.figure import Drawers, Figure
 from results.routing import load_figures, migration_figures, policy_figures, schematics, sensitivity_figures
 from results.routing.analyze import RoutingAnalysis
 
