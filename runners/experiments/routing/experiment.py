@@ -12,14 +12,13 @@ from typing import Any
 
 import msgspec
 
-from results.measures.columns import floats_or_nan
 from results.records.events import CellProgressed
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.routing.write import write_results
-from results.statistics.estimates import percentile
+from results.statistics.estimates import floats_or_nan, percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
