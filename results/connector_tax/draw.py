@@ -15,8 +15,7 @@ from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.direct_labels import Named, label_lines
-from results.report.figure import Figure
-from results.report.figure_files import Drawers
+from results.report.figure import Drawers, Figure
 from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
 from results.report.marks import (
     Bars,

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from results.connector_tax.read import read_cell_record, read_cell_requests
-from results.measures.columns import metric_values
-from results.measures.latency import TPOT, TTFT
+from results.measures.latency import TPOT, TTFT, metric_values
 from results.measures.requests import due_in_window
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import RequestStatus

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from results.records.schemas import RequestRecord, RequestStatus
 from results.records.turns import TurnRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # not when it runs: the load process needs no Arrow
 
 Samples = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -115,3 +118,32 @@ def declare(metric: RequestMetric) -> None:
 
 for _metric in (TTFT, TPOT, E2E):
     declare(_metric)
+
+
+def metric_values(table: pa.Table) -> dict[str, Samples]:
+    """Every declared metric of every row of request records, NaN where it has none."""
+    columns, status = _read_columns(table)
+    return {name: metric.values(columns, status) for name, metric in METRICS.items()}
+
+
+def metric_samples(table: pa.Table) -> dict[str, Samples]:
+    """Every declared metric of the rows it applies to, in their order, NaN where a stamp of such a row is missing."""
+    columns, status = _read_columns(table)
+    return {name: metric.values(columns, status)[metric.applies(columns, status)] for name, metric in METRICS.items()}
+
+
+def _read_columns(table: pa.Table) -> tuple[dict[str, Column], npt.NDArray[np.object_]]:
+    """The fields that declared metrics read, and the statuses. A field that these records lack, as the open loop's lack
+    `t_due_ns`, is known of none.
+    """
+    lacking = Column(np.zeros(len(table), dtype=np.int64), np.zeros(len(table), dtype=np.bool_))
+    columns = {
+        name: _to_column(table[name]) if name in table.column_names else lacking
+        for metric in METRICS.values()
+        for name in metric.reads
+    }
+    return columns, np.array(table["status"].to_pylist(), dtype=object)
+
+
+def _to_column(column: pa.ChunkedArray) -> Column:
+    return Column(column.fill_null(0).to_numpy(), np.asarray(column.is_valid().to_numpy(), dtype=np.bool_))

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from results.measures.columns import metric_samples
-from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples
+from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples, metric_samples
 from results.measures.summary import NONE_LOST, Lost, percentile_estimates
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus

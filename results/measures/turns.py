@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from results.measures.columns import Words, floats, metric_values, seconds_between, words
-from results.measures.latency import Mask
+from results.measures.latency import Mask, metric_values
 from results.records.declaration import fields_of
 from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_table
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from results.statistics.estimates import Ranks, Samples
+
+Words = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +102,31 @@ def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
     counted = (one.name for one in fields_of(TurnRecord) if one.unit and not one.name.endswith("_ns"))
     return Turns(
         index=ordered["index"].to_numpy(),
-        session=words(ordered["session"]),
-        status=words(ordered["status"]),
-        instance=words(pc.fill_null(ordered["instance"], "")),
-        due_s=seconds_between(ordered["t_due_ns"], t_start_ns),
-        send_s=seconds_between(ordered["t_send_ns"], t_start_ns),
-        first_s=seconds_between(ordered["t_first_token_ns"], t_start_ns),
-        end_s=seconds_between(ordered["t_end_ns"], t_start_ns),
-        numbers={**{name: floats(ordered[name]) for name in counted}, **metric_values(ordered)},
+        session=_words(ordered["session"]),
+        status=_words(ordered["status"]),
+        instance=_words(pc.fill_null(ordered["instance"], "")),
+        due_s=_seconds_between(ordered["t_due_ns"], t_start_ns),
+        send_s=_seconds_between(ordered["t_send_ns"], t_start_ns),
+        first_s=_seconds_between(ordered["t_first_token_ns"], t_start_ns),
+        end_s=_seconds_between(ordered["t_end_ns"], t_start_ns),
+        numbers={**{name: _floats(ordered[name]) for name in counted}, **metric_values(ordered)},
     )
+
+
+def _seconds_between(until: pa.ChunkedArray, since: int) -> Samples:
+    """Between two moments (ns); subtracted as integers, because a float does not hold them."""
+    return _floats(pc.subtract(until, since)) / 1e9
+
+
+def _floats(column: pa.ChunkedArray) -> Samples:
+    """NaN for null."""
+    values: Samples = column.cast(pa.float64(), safe=False).to_numpy()
+    return values
+
+
+def _words(column: pa.ChunkedArray) -> Words:
+    """Texts; None for null."""
+    return np.array(column.to_pylist(), dtype=object)
 
 
 def session_times(turns: Turns) -> SessionTimes:

@@ -12,8 +12,7 @@ from results.pd_lifecycle import figures
 from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.direct_labels import Named, label_lines
-from results.report.figure import Figure
-from results.report.figure_files import Drawers
+from results.report.figure import Drawers, Figure
 from results.report.ink import pens, plain_ticks, sheet, title_sheet
 from results.report.marks import column, draw_grid, error_lengths, grid_values
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from results.measures.columns import floats_or_nan
 from results.measures.latency import Mask
 from results.records.estimate import Estimate
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, resample, student_quantile
+from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, floats_or_nan, resample, student_quantile
 
 MIN_TRANSFERS = 5
 MAX_INFLATION = 100.0

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from results.report.figure import Figure
-    from results.report.figure_files import Drawers
+    from results.report.figure import Drawers, Figure
     from results.report.page import Page
     from results.report.table import Table
 

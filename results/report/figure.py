@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from results.report.ink import Pen
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +44,7 @@ class Figure:
     def stem(self) -> str:
         """Name of its files without suffix."""
         return f"figure_{self.label}"
+
+
+Drawers = Mapping[int, "Callable[[Figure], Drawing]"]
+"""By figure number."""

@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from results.measures.columns import floats_or_nan
 from results.records.estimate import Estimate
 from results.routing import floor_facts
 from results.routing.loads import group_labels
@@ -30,6 +29,7 @@ from results.routing.measurements import (
 )
 from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
+from results.statistics.estimates import floats_or_nan
 from results.statistics.judgement import Verdict, decisive, judged, take_point
 from results.statistics.student import change_level
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
 from results.records.estimate import Estimate, unknown
 from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
-from results.statistics.estimates import Samples, cut_bounds, mean, proportion
+from results.statistics.estimates import Samples, cut_bounds, floats_or_nan, mean, proportion
 from results.statistics.trials import Trial
 
 TURNS_AFTER = 3

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
@@ -28,7 +27,7 @@ from results.routing.loads import load_of
 from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
-from results.statistics.estimates import Ranks, Samples
+from results.statistics.estimates import Ranks, Samples, floats_or_nan
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import Draws, Trial, combine
 

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
 from results.records.estimate import Estimate, unknown
 from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Samples, floats_or_nan
 from results.statistics.trials import Trial
 
 COUNTED_SHARE = 0.9

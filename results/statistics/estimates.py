@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +65,11 @@ def clean(values: npt.ArrayLike) -> Samples:
     """The finite values, as float64, in their order."""
     array = np.asarray(values, dtype=np.float64).ravel()
     return array[np.isfinite(array)]
+
+
+def floats_or_nan(values: Iterable[float | None]) -> Samples:
+    """NaN for None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def percentile(values: npt.ArrayLike, p: float) -> Estimate:

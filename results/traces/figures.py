@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from results.report.direct_labels import Named, label_lines
-from results.report.figure import Figure
-from results.report.figure_files import Drawers, write_figures
+from results.report.figure import Drawers, Figure
 from results.report.ink import FILLS, HATCHES, sheet, title_sheet
 from results.report.marks import EDGE, column, name_bars, name_rows
+from results.report.output import write_figures
 from results.traces.description import DEPLOYMENTS, GIB, TraceDescription
 
 if TYPE_CHECKING:

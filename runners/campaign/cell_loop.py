@@ -40,7 +40,7 @@ from results.records.plan import CellPlan
 from runners.campaign.adoption import ArtifactsUnread, adopt_if_complete
 from runners.campaign.disk import DiskFull, require_disk
 from runners.campaign.exit_code import exit_code
-from runners.campaign.experiment import CellOutcome, CellRunner, RunsAhead
+from runners.campaign.experiment import CellOutcome, CellRunner
 from runners.campaign.steering import Steering
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
 from runners.samplers.gpu import GpuSampler
@@ -70,7 +70,6 @@ class CellLoop:
         self._lease = lease
         self._folder = folder
         self._cells = cells
-        self._ahead = cells if isinstance(cells, RunsAhead) else None
         self._host = HostSampler(RunLayout(folder).host_csv)
         self._gpus = GpuSampler(
             RunLayout(folder).gpu_csv,
@@ -170,11 +169,11 @@ class CellLoop:
         self._sync_view()
         self._steering.answer_requests(self._view, running)
         self._sync_view()
-        if self._ahead is None:
+        if (ahead := self._cells.ahead) is None:
             return
         for cell in self._view.cells.values():
             if cell.state is CellState.SKIPPED:
-                self._ahead.end_skipped(cell.plan)
+                ahead.end_skipped(cell.plan)
 
     async def _wait_while_paused(self) -> None:
         self._answer_requests()
@@ -248,13 +247,13 @@ class CellLoop:
 
         The journal has such a cell running from here to its end only: before, no event said that it runs.
         """
-        if self._ahead is None:
+        if (ahead := self._cells.ahead) is None:
             return
         for plan in self._view.plan.cells:
             cell = self._view.cells[plan.cell]
             if plan.stage != stage or cell.state is not CellState.PENDING:
                 continue
-            ending = self._ahead.take_ended(plan)
+            ending = ahead.take_ended(plan)
             if ending is not None:
                 attempt = cell.attempt + 1
                 self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))

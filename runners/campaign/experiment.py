@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
     from launch.profile import ConnectorConfig, Profile
@@ -113,8 +113,25 @@ class CellOutcome:
     """Why its numbers are worse than planned; empty = they are not."""
 
 
+class RunsAhead(Protocol):
+    """Cells that do not disturb each other, so that some run ahead of their turn."""
+
+    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
+        """The end of a cell that ran ahead, handed over once; None = there is none yet, or its turn must read it again.
+
+        Awaiting it returns or raises at once what `run_cell` would.
+        """
+
+    def end_skipped(self, cell: CellPlan) -> None:
+        """End a cell that was skipped while it ran ahead, or do not begin it. May be called repeatedly."""
+
+
 class CellRunner(Protocol):
     """Runs the cells of one run of an experiment."""
+
+    @property
+    def ahead(self) -> RunsAhead | None:
+        """Its cells that may run ahead of their turn; None = each waits for its turn."""
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
@@ -133,17 +150,3 @@ class CellRunner(Protocol):
 
     async def release(self, reason: str) -> None:
         """Stop every engine; called at the end of a stage, at a pause, and at the end of the run."""
-
-
-@runtime_checkable
-class RunsAhead(Protocol):
-    """A cell runner whose cells do not disturb each other: it may run some ahead of their turn."""
-
-    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
-        """The end of a cell that ran ahead, handed over once; None = there is none yet, or its turn must read it again.
-
-        Awaiting it returns or raises at once what `run_cell` would.
-        """
-
-    def end_skipped(self, cell: CellPlan) -> None:
-        """End a cell that was skipped while it ran ahead, or do not begin it. May be called repeatedly."""

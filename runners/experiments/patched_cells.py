@@ -11,7 +11,7 @@ from launch.errors import LaunchError
 from launch.patching import PatchUse
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import CellOutcome
+from runners.campaign.experiment import CellOutcome, RunsAhead
 from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import verify_config, why_gated
 from state.model import RunView
@@ -26,6 +26,8 @@ class PatchedCells:
     """Why engines stop before the patches are removed, for the journal."""
     analyzed: ClassVar[str] = "cells"
     """The part of the analysis whose length is in the cell's headline."""
+    ahead: RunsAhead | None = None
+    """As of `CellRunner`."""
 
     def __init__(self, context: RunContext, analyze: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
         """analyze: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""

@@ -28,14 +28,13 @@ from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
 from runners.load.recent_latencies import Latencies
-from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay, request_prefix
+from runners.load.replay_plan import PlannedTurn, ReplayPlan, count_reusable_tokens, plan_replay, request_prefix
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import SessionCounts, Sessions
 from runners.load.spec import LoadError
 from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 from runners.trace.formats import read_trace
-from runners.trace.reusable_tokens import count_reusable_tokens
 
 PREPARE_NS = 3_000_000_000
 BODIES_BUDGET_BYTES = 256 << 20

@@ -64,7 +64,7 @@ def collect_documents(experiment: str, into: Path) -> Documents:
 def analyze_again(run: Path) -> Documents:
     """What `tracon report --again --json` writes into the run's folder and prints."""
     with (
-        patch("results.report.figure_files.draw", lambda *_: UNDRAWN),
+        patch("results.report.output.draw", lambda *_: UNDRAWN),
         patch("results.report.output.draw_beside", lambda *_: UNDRAWN["svg"].decode()),
         patch("results.report.output.store_page", lambda *_: None),  # in the report too; its digest is of this checkout
     ):

@@ -17,7 +17,7 @@ SVG = "<svg></svg>"
 def nothing_drawn() -> Iterator[None]:
     """Within it, or within a function that it decorates, a figure is an empty image."""
     with (
-        patch("results.report.figure_files.draw", lambda *_: {"png": b"", "svg": SVG.encode()}),
+        patch("results.report.output.draw", lambda *_: {"png": b"", "svg": SVG.encode()}),
         patch("results.report.output.draw_beside", lambda *_: SVG),
     ):
         yield

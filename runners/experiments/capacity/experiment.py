@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -54,7 +54,7 @@ class Capacity:
         """`adopt` runs in threads: none may store a path that it traced before the newest point."""
         assert grid.routing.simulation is not None
         place = grid.routing.simulation.place
-        self._ahead = CellsAhead(context, "point", place, self._simulate, self.adopt, self._is_ready)
+        self.ahead = CellsAhead(context, "point", place, self._simulate, self.adopt, self._is_ready)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips points without a trace, and points that the search does not need."""
@@ -73,7 +73,7 @@ class Capacity:
         if cell.kind == "analysis":
             await self.finish()
             return CellOutcome()
-        return await self._ahead.run_cell(cell, attempt)
+        return await self.ahead.run_cell(cell, attempt)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of a point that is whole on disk; else None."""
@@ -83,19 +83,11 @@ class Capacity:
         path = self._path_of(cell, size)
         return _describe_point(_POINT.decode(path.read_bytes())) if path.is_file() else None
 
-    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
-        """As of `RunsAhead`."""
-        return self._ahead.take_ended(cell)
-
-    def end_skipped(self, cell: CellPlan) -> None:
-        """As of `RunsAhead`."""
-        self._ahead.end_skipped(cell)
-
     async def finish(self) -> None:
         await asyncio.to_thread(write_results, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
-        await self._ahead.stop()
+        await self.ahead.stop()
 
     def _is_ready(self, cell: CellPlan) -> bool:
         return self._find_size(cell) is not None
@@ -140,12 +132,12 @@ class Capacity:
         spec = msgspec.structs.replace(spec, router=replace(spec.router, decisions_path=""))  # no number needs the log
 
         def show(tick: SimulationTick) -> None:
-            if cell.cell == self._ahead.turn:
+            if cell.cell == self.ahead.turn:
                 note = f"{size.phrase}, {tick.replay.completed} turns"
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()
-        await self._ahead.simulations.run(spec, TrialLayout(folder).router_spec, show)
+        await self.ahead.simulations.run(spec, TrialLayout(folder).router_spec, show)
         turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
         assert turns is not None
         point = PointRecord(

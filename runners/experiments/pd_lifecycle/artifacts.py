@@ -24,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from results.measures.columns import floats_or_nan
 from results.records.errors import DAMAGED_JSON
 from results.records.events import RESIDUAL_BELOW
 from results.records.gpu import cut_gpu_log
@@ -33,7 +32,7 @@ from results.records.lifecycle import LifecycleRecord
 from results.records.lifecycle_cells import CellFailure, DiscardedMeasurement, LifecycleEngine, MeasuredCell
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
-from results.statistics.estimates import percentile
+from results.statistics.estimates import floats_or_nan, percentile
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome

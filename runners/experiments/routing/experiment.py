@@ -6,20 +6,19 @@ specs/routing_log #8 and specs/ear sections 3 and 5. Stages: trace and pre-fligh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from results.measures.columns import floats_or_nan
 from results.records.events import CellProgressed
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.routing.write import write_results
-from results.statistics.estimates import percentile
+from results.statistics.estimates import floats_or_nan, percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
@@ -43,6 +42,7 @@ class Routing(PatchedCells):
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._simulated = SimulatedCells(grid, context)
+        self.ahead = self._simulated.ahead if grid.simulation is not None else None
         kinds: Mapping[str, RunCell] = {
             "trace": lambda cell, attempt: run_trace_cell(grid, context),
             "patches": self._apply_patches,
@@ -65,21 +65,13 @@ class Routing(PatchedCells):
             return CellOutcome(_interference_headline(rows))
         return None
 
-    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
-        """As of `RunsAhead`: simulated cells alone run ahead of their turn."""
-        return self._simulated.take_ended(cell)
-
-    def end_skipped(self, cell: CellPlan) -> None:
-        """As of `RunsAhead`."""
-        self._simulated.end_skipped(cell)
-
     def _needs_patches(self, config: str) -> bool:
         engine = self._context.profile.engine
         return self._grid.simulation is None and needs_patches(self._context.configs[config], engine.kind)
 
     async def release(self, reason: str) -> None:
         """Stop the current engine, and the cells that are simulated ahead."""
-        await self._simulated.stop()
+        await self._simulated.ahead.stop()
         await super().release(reason)
 
     async def _run_replay(self, cell: CellPlan, attempt: int) -> CellOutcome:

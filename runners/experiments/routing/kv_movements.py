@@ -8,10 +8,9 @@ from typing import Any
 
 from msgspec import UNSET
 
-from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
 from results.records.routing_cells import KvMovements
-from results.statistics.estimates import mean
+from results.statistics.estimates import floats_or_nan, mean
 
 
 def count_movements(decisions: Iterable[DecisionRecord]) -> KvMovements:

@@ -7,7 +7,7 @@ with a pace simulates one cell at a time, and its instances are in the journal a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -55,7 +55,7 @@ class SimulatedCells:
         self._context = context
         self._models = read_models(grid)
         place = LOCAL if grid.simulation is None else grid.simulation.place
-        self._ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
+        self.ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed or RunnerError.
@@ -63,25 +63,13 @@ class SimulatedCells:
         Paced, no cell runs ahead of its turn: the console shows the one whose turn it is.
         """
         if not self._pace:
-            return await self._ahead.run_cell(cell, attempt)
+            return await self.ahead.run_cell(cell, attempt)
         return await adopt_if_complete(self._adopt, cell) or await self._simulate_paced(cell, attempt)
-
-    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
-        """As of `RunsAhead`."""
-        return self._ahead.take_ended(cell)
-
-    def end_skipped(self, cell: CellPlan) -> None:
-        """As of `RunsAhead`."""
-        self._ahead.end_skipped(cell)
 
     @cached_property
     def _pace(self) -> float:
         """Simulated seconds per second; 0 = as fast as the host can."""
         return self._context.store.view().pace
-
-    async def stop(self) -> None:
-        """End what runs ahead."""
-        await self._ahead.stop()
 
     def _adopt(self, cell: CellPlan) -> CellOutcome | None:
         return adopt_cell(cell, self._context)
@@ -91,10 +79,10 @@ class SimulatedCells:
         watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit)
 
         def show(tick: SimulationTick) -> None:
-            if cell.cell == self._ahead.turn:  # what runs ahead is not in the journal yet
+            if cell.cell == self.ahead.turn:  # what runs ahead is not in the journal yet
                 watch.show(tick)
 
-        ended = await self._ahead.simulations.run(task.spec, task.layout.router_spec, show)
+        ended = await self.ahead.simulations.run(task.spec, task.layout.router_spec, show)
         return await self._publish(cell, attempt, task, ended)
 
     async def _simulate_paced(self, cell: CellPlan, attempt: int) -> CellOutcome:

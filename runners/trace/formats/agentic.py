@@ -18,8 +18,15 @@ import numpy as np
 
 from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, lay_out, order_turns
 from runners.trace.formats.decode import Count, Positive, decode_row
-from runners.trace.session import Session, TraceFacts, shared_hashes
-from runners.trace.session_rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
+from runners.trace.session import (
+    MAX_CHAINED_ID,
+    START,
+    Chain,
+    Session,
+    TraceFacts,
+    hash_count_fault,
+    shared_hashes,
+)
 from runners.trace.source import MAX_DOCUMENT_BYTES, Document, OnProgress, TraceError, open_documents, read_lines
 
 

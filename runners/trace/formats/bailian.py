@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode_row
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
-from runners.trace.session_rules import Chain, hash_count_fault
+from runners.trace.session import MAIN, Chain, Session, TraceFacts, Turn, hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from runners.trace.session_rules import MAX_HASH
+from runners.trace.session import MAX_HASH
 from runners.trace.source import TraceError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]

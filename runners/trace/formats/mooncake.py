@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
-from runners.trace.session_rules import Chain, hash_count_fault
+from runners.trace.session import MAIN, Chain, Session, TraceFacts, Turn, hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 512

@@ -22,8 +22,15 @@ import msgspec
 
 from results.records.layout import open_atomically
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
-from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
-from runners.trace.session_rules import MAX_SESSION_HASHES, session_fault
+from runners.trace.session import (
+    MAIN,
+    MAX_SESSION_HASHES,
+    Session,
+    TraceFacts,
+    Turn,
+    session_fault,
+    shared_hashes,
+)
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 VERSION = 1

@@ -17,8 +17,8 @@ from results.connector_tax.figures import build_figures
 from results.connector_tax.write import write_results
 from results.records.layout import RunLayout
 from results.report.figure import Figure
-from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
+from results.report.output import draw, write_figures
 from results.report.terms import begin_sentence, term
 from tests.results.connector_tax.synthetic import (
     DATE,

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from results.measures.columns import metric_values
-from results.measures.latency import E2E, TPOT, TTFT
+from results.measures.latency import E2E, TPOT, TTFT, metric_values
 from results.records.frames import REQUEST_SCHEMA
 from results.records.schemas import RequestRecord, RequestStatus
 

@@ -33,7 +33,7 @@ from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.tables import build_tables
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord, RequestConfig
-from results.report.figure_files import draw
+from results.report.output import draw
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
 from tests.results.statistics.in_memory import covers

@@ -15,8 +15,8 @@ from results.registry import results_named
 from results.report.content import Report, ReportText
 from results.report.document import APPENDIX, render_markdown
 from results.report.figure import Figure
-from results.report.figure_files import BESIDE_WIDTH
 from results.report.html import build_page as build_html
+from results.report.output import BESIDE_WIDTH
 from results.report.page import (
     MOST_ANSWERS,
     MOST_BYTES,

@@ -11,12 +11,12 @@ import pytest
 from matplotlib.figure import Figure as Drawing
 
 from results.report.figure import Figure
-from results.report.figure_files import draw
 from results.report.marks import WIDE
+from results.report.output import draw
 from results.report.policy_pens import assign_pens
+from results.routing.figures import draw_apc, draw_instances, draw_latencies
 from results.routing.load_figures import CELL, MEASURED, draw_coupling, draw_interference, draw_occupancy
 from results.routing.migration_figures import ARROW, HEAT, MOST_ARROWS, count_moves, draw_timeline
-from results.routing.policy_figures import draw_apc, draw_instances, draw_latencies
 from results.routing.schematics import draw_architecture, draw_coupling_schematic
 from results.routing.sensitivity_figures import draw_thresholds
 from tests.results.overlaps import overlaps

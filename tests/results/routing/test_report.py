@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from results.records.estimate import Estimate
-from results.report.figure_files import draw
+from results.report.output import draw
 from results.report.terms import begin_sentence
 from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.cautions import find_stalls, list_cautions

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from results.report.figure_files import draw
+from results.report.output import draw
 from results.traces.figures import DRAWERS, build_figures, write_trace_figures
 from tests.results.overlaps import overlaps
 from tests.results.traces.made import count, described

@@ -18,7 +18,7 @@ from launch.processes import ProcessesUnseen
 from results.records.layout import publish
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from runners.campaign.cell_loop import CellLoop
-from runners.campaign.experiment import CellOutcome
+from runners.campaign.experiment import CellOutcome, RunsAhead
 from runners.campaign.plan import freeze_plan
 from runners.errors import CellFailed, CellSkipped
 from state import lease as leases
@@ -56,6 +56,7 @@ class Scripted:
     """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`; a `late` one fails after that."""
 
     name = "scripted"
+    ahead: RunsAhead | None = None
 
     def __init__(self, folder: Path, cell_s: float = CELL_S) -> None:
         self._folder = folder

@@ -162,6 +162,8 @@ def test_what_has_changed_is_named_with_the_command_that_goes_on(interrupted: Pa
 class Unmeasured:
     """The experiment's own cell runner, except that a cell is only asked of its processes and not measured."""
 
+    ahead = None
+
     def __init__(self, experiment: Experiment, grid: Any, context: RunContext) -> None:  # noqa: ANN401  # of any experiment
         self._own: CellRunner = experiment.cell_runner(grid, context)
         self._grid, self._context = grid, context

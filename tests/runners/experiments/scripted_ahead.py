@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -35,7 +35,7 @@ class ScriptedAhead(Scripted):
     ) -> None:
         super().__init__(folder)
         context = cast(RunContext, SimpleNamespace(store=store))
-        self._ahead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
+        self.ahead = self._ahead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
         cast(Any, self._ahead).simulations = SimpleNamespace(count_room=lambda: room)
         self._ends = ends or {}
         self.held: dict[str, asyncio.Event] = {}
@@ -46,12 +46,6 @@ class ScriptedAhead(Scripted):
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         return await self._ahead.run_cell(cell, attempt)
-
-    def take_ended(self, cell: CellPlan) -> Awaitable[CellOutcome] | None:
-        return self._ahead.take_ended(cell)
-
-    def end_skipped(self, cell: CellPlan) -> None:
-        self._ahead.end_skipped(cell)
 
     async def release(self, reason: str) -> None:
         await self._ahead.stop()

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.load.replay_plan import Pace, plan_replay
+from runners.load.replay_plan import Pace, count_reusable_tokens, plan_replay
 from runners.simulator.workload import Workload, make_workload
 from runners.trace.common_prefix import common_prefix
-from runners.trace.reusable_tokens import count_reusable_tokens
 from runners.trace.session import Trace
 from tests.runners.load.traces import chain, trace_of
 from tests.runners.trace.made import traces

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
-from runners.trace.session_rules import session_fault
+from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn, session_fault
 
 Row = dict[str, Any]
 

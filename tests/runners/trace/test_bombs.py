@@ -19,13 +19,13 @@ import pytest
 import runners.trace.formats.agentic
 import runners.trace.formats.bailian
 import runners.trace.formats.tracon
-import runners.trace.session_rules
+import runners.trace.session
 import runners.trace.source
 from runners.errors import RunnerError
 from runners.trace.formats import read_trace
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
-from runners.trace.session_rules import MAX_CHAINED_ID, Chain
+from runners.trace.session import MAX_CHAINED_ID, Chain
 from runners.trace.source import MAX_NAME_CHARS, TraceError, open_documents, read_lines
 
 LINE = (
@@ -265,7 +265,7 @@ def write_sharing(path: Path, turns: int, hashes: int) -> Path:
 def test_what_the_turns_of_a_session_share_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_sharing(tmp_path / "trace.jsonl", turns=20, hashes=100)
     assert read_trace(path).requests == 20
-    for module in (runners.trace.session_rules, runners.trace.formats.tracon):
+    for module in (runners.trace.session, runners.trace.formats.tracon):
         monkeypatch.setattr(module, "MAX_SESSION_HASHES", 1_000)
     with pytest.raises(TraceError, match="more than 1000 hashes over its turns") as caught:
         read_trace(path)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.errors import RunnerError
-from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
-from runners.trace.session_rules import expected_hashes
+from runners.trace.session import MAIN, Session, Trace, Turn, expected_hashes, shared_hashes
 from runners.trace.synth import synthesize_trace
 from runners.trace.transform import (
     Arrivals,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.trace.reusable_tokens import count_reusable_tokens
+from runners.load.replay_plan import count_reusable_tokens
 from runners.trace.session import Trace, Turn
 from tests.runners.trace.made import BLOCK, PARTIAL, session, trace, traces, turn
 
