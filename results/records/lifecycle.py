@@ -18,7 +18,7 @@ from results.records.frames import Gap, read_record
 VERSION = 3
 """2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message.
 3: `trial`, and the plain combined engine (`plain`)."""
-Place = Literal["router", "prefill", "decode"]
+ClockSide = Literal["router", "prefill", "decode"]
 """Whose clock a stamp was read from; the client shares the router's."""
 
 
@@ -139,7 +139,7 @@ class Counts:
     """What it computed, by its own counters as the router read them."""
     write_calls: int | None = None
     """Write calls of the transfer."""
-    write_side: Place = "prefill"
+    write_side: ClockSide = "prefill"
     """Who moved the blocks: the prefill instance writes them (Mooncake), or the decode instance reads them (NIXL)."""
     write_end_from: str = ""
     """How t6 is known: `return` of the call, the transport's own `telemetry`, or `poll` (when the worker looked)."""

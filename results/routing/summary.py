@@ -240,7 +240,7 @@ def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Est
     wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     stated = {"wall_clock_s": wall, "trace_span_s": span}
     values = {name: unknown("not stated") if value is None else Estimate(value) for name, value in stated.items()}
-    values["amplification"] = amplification_of(record.replay)
+    values["amplification"] = read_amplification(record.replay)
     if turns is None:
         lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
         return values | dict.fromkeys(lacking, unknown(UNREADABLE))
@@ -271,7 +271,7 @@ def _count_inflight(turns: Turns) -> dict[str, Estimate]:
     return {name: Estimate(float(value), n=int(seen.size)) for name, value in zip(_INFLIGHT, values, strict=True)}
 
 
-def amplification_of(replay: Mapping[str, Any]) -> Estimate:
+def read_amplification(replay: Mapping[str, Any]) -> Estimate:
     """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
     cut = number_or_none(replay.get("cut"))
     if cut:

@@ -50,7 +50,7 @@ class Counts:
     wrong_length: int = 0
 
 
-class Driver(ABC, Generic[Tick, OutcomeOf]):
+class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
     """One running load; the listener of all its requests."""
 
     build_ahead_ns = 0
