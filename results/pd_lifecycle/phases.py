@@ -42,7 +42,7 @@ _SPANS: Mapping[str, tuple[str, str]] = {
     "d_decode": ("t9_d_first_token", "t10_d_last_token"),
     "transfer_total": ("t3_p_prefill_done", "t7_d_recv_signal"),
     "e2e": ("t0_proxy_recv", "t10_d_last_token"),
-    "ttft": ("t0_proxy_recv", "t9_d_first_token"),
+    "router_ttft": ("t0_proxy_recv", "t9_d_first_token"),
     "client_ttft": ("client_send", "t9_d_first_token"),
     "client_e2e": ("client_send", "t10_d_last_token"),
     "p_send_ready": ("t3_p_prefill_done", "t3b_send_ready"),
@@ -127,7 +127,7 @@ def break_down(
     spans |= _split_handshake(measure_span, spans[HANDSHAKE], stamped[_T4], stamped["t3_p_prefill_done"])
     if half_step_ms is not None and spans["d_promotion"].ms is not None:
         spans["d_promotion"] = replace(spans["d_promotion"], ms=max(spans["d_promotion"].ms - half_step_ms, 0.0))
-    spans["ttft_overhead_vs_colo"] = _subtract_span(spans["ttft"], spans["p_prefill"], "p_prefill")
+    spans["ttft_overhead_vs_colo"] = _subtract_span(spans["router_ttft"], spans["p_prefill"], "p_prefill")
     for name, own, theirs, baseline in (
         ("pdsep_overhead", "client_ttft", colo.ttft_ms, colo),
         ("pdsep_e2e_overhead", "client_e2e", colo.e2e_ms, colo),
