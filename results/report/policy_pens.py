@@ -24,9 +24,8 @@ POLICY_PENS: Mapping[str, Pen] = {
     "static_pd": Pen("#004d40", "d", "-"),
     "ear": Pen("#d55e00", "D", "-"),
 }
-"""By the name of a policy whose color published figures fix. No two share a color or a marker: color-blind readers
-tell load_only from sticky by the marker.
-Dashes say what a line is (a model, a prediction), never whose."""
+"""By the policy's name; for policies that published figures show. No two share a color or a marker: color-blind readers
+tell load_only from sticky by the marker. Dashes say what a line is (a model, a prediction), never whose."""
 OTHER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", "1", "-"))
 """Of every other policy: a new one of Tracon's, or one in a file of the user's own."""
 
