@@ -92,7 +92,7 @@ def test_a_record_of_version_2_is_of_the_first_trial_and_has_no_plain_engine(tmp
 
 def test_a_record_of_version_3_is_read_with_the_side_of_its_ttft_in_the_name(tmp_path: Path) -> None:
     now = seen(Truth(), CONFIG).record()
-    now = replace(now, error_ms={"router_ttft": 0.5}, gaps=now.gaps | {"router_ttft": "a reason"})
+    now = replace(now, error_ms={"router_ttft": 0.5}, gaps={**now.gaps, "router_ttft": "a reason"})
     old = msgspec.to_builtins(now) | {"version": 3}
     for name in ("more_ms", "error_ms", "gaps"):
         old[name]["ttft"] = old[name].pop("router_ttft")
