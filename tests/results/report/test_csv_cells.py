@@ -59,7 +59,7 @@ def test_a_text_read_back_from_a_csv_file_is_what_it_was(text: str) -> None:
     assert [read_back(rows[1][0]), rows[1][1]] == [re.sub("\r\n?", "\n", text), "-0.5"]
 
 
-@given(st.floats(allow_nan=False, allow_infinity=False), st.integers())
+@given(st.floats(-1e300, 1e300), st.integers())
 def test_a_number_is_never_escaped(value: float, count: int) -> None:
     for text in (f"{value}", f"{value:g}", f"{value:+.3f}", f"{count}", f"{count:+,}", f"{value:+.1%}"):
         assert escape_formula(text) == text
