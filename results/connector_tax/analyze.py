@@ -13,8 +13,8 @@ from results.connector_tax.attribution import Attribution, attribute_taxes
 from results.connector_tax.capacity import CapacityCost, measure_capacity
 from results.connector_tax.combined_taxes import (
     Additivity,
-    Amplification,
     Decomposition,
+    TaxAmplification,
     Trend,
     add_up_taxes,
     amplify_taxes,
@@ -75,7 +75,7 @@ class Analysis:
     gaps: tuple[Gap, ...]
     decomposition: tuple[Decomposition, ...] = ()
     additivity: tuple[Additivity, ...] = ()
-    amplification: tuple[Amplification, ...] = ()
+    amplification: tuple[TaxAmplification, ...] = ()
     trends: tuple[Trend, ...] = ()
     drift: tuple[Drift, ...] = ()
     verdicts: tuple[Judgement, ...] = ()

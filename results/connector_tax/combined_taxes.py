@@ -90,7 +90,7 @@ class Additivity:
 
 
 @dataclass(frozen=True, slots=True)
-class Amplification:
+class TaxAmplification:
     """What queueing adds to one config's tax: tax(ref_load) - tax(ref_safe), at the same shape."""
 
     config: str
@@ -234,7 +234,7 @@ def judge_sum(relative_excess: Estimate, remedy: str = TRIALS_REMEDY) -> tuple[A
     return Additive.UNDECIDED, f"the interval straddles {' and '.join(limits)}"
 
 
-def amplify_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Amplification, ...]:
+def amplify_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxAmplification, ...]:
     """tax(ref_load) - tax(ref_safe) of every config: in Phase A, and for each shape of Phase B'."""
     return tuple(
         _amplify(measurements, config, safe, load, metric, family=len(configs))
@@ -257,7 +257,7 @@ def _pair_loads(measurements: Measurements, rates: ReferenceRates) -> Iterator[t
 
 def _amplify(
     measurements: Measurements, config: str, safe: Load, load: Load, metric: Metric, *, family: int
-) -> Amplification:
+) -> TaxAmplification:
     """`family`: how many configs have this difference; their intervals hold together (Bonferroni)."""
     taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
@@ -268,7 +268,7 @@ def _amplify(
     if added.launches >= MIN_PAIRED and added.basis is not None:
         added = replace(added, basis=f"over {added.launches} launches, all configs together")
     why = why_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""
-    return Amplification(
+    return TaxAmplification(
         config=config,
         shape=safe.shape,
         phases=(safe.phase, load.phase),

@@ -9,7 +9,7 @@ from results.connector_tax.analyze import Analysis
 from results.connector_tax.attribution import attribution_table
 from results.connector_tax.capacity import capacity_table
 from results.connector_tax.children import children_table
-from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Decomposition, TaxAmplification, Trend
 from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
@@ -422,7 +422,7 @@ ADDITIVITY_COLUMNS: tuple[Column[Additivity], ...] = (
     Column("(multi - sum) / multi", lambda row: row.relative_excess.percent()),
     Column("verdict", lambda row: f"{row.verdict}: {row.reason}" if row.reason else str(row.verdict)),
 )
-AMPLIFICATION_COLUMNS: tuple[Column[Amplification], ...] = (
+AMPLIFICATION_COLUMNS: tuple[Column[TaxAmplification], ...] = (
     Column("config", lambda row: row.config),
     Column("shape", lambda row: str(row.shape)),
     Column("tax of", lambda row: TITLES[row.metric]),

@@ -29,7 +29,7 @@ from results.pd_lifecycle.read import (
     Collected,
     Discard,
     FailedCell,
-    Link,
+    LinkBandwidth,
     PlannedConfig,
     find_unmeasured,
     read_links,
@@ -57,7 +57,7 @@ class LifecycleAnalysis:
     """By C, N, O and repetition, also those that do not count; durations by the clocks of all, see `clock_steps`."""
     configs: tuple[ConfigSummary, ...]
     costs: Costs
-    links: tuple[Link, ...]
+    links: tuple[LinkBandwidth, ...]
     """Bandwidths of the link, a stated one first; empty = unknown."""
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""

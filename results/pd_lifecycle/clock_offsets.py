@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from results.records.lifecycle import Clock, LifecycleRecord, MoreStamps, Place, Stamps
+from results.records.lifecycle import Clock, ClockSide, LifecycleRecord, MoreStamps, Stamps
 
 MAX_RATE = 5e-4
 """Seconds per second: the most by which Linux slews a clock (adjtimex), and more than crystals differ."""
@@ -28,7 +28,7 @@ _ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class StampedExchange:
     """Four stamps of one exchange, in nanoseconds."""
 
     asked: int
@@ -74,16 +74,16 @@ class Offset:
 SET_DURING = "the answer is stamped before its request: a clock was set during the request"
 
 
-def exchange_of(stamps: Stamps, more: MoreStamps) -> Exchange | None:
+def exchange_of(stamps: Stamps, more: MoreStamps) -> StampedExchange | None:
     """The exchange of one request; None where a stamp is missing."""
     four = (more.d_pull_sent, stamps.t4_zmq_metadata, more.p_response_sent, stamps.t7_d_recv_signal)
     asked, heard, answered, got = four
     if asked is None or heard is None or answered is None or got is None:
         return None
-    return Exchange(asked, heard, answered, got)
+    return StampedExchange(asked, heard, answered, got)
 
 
-def clock_of(router: str, prefill: str, decode: str, exchange: Exchange | None) -> Clock:
+def clock_of(router: str, prefill: str, decode: str, exchange: StampedExchange | None) -> Clock:
     """The clocks by one exchange alone. router, prefill, decode: boot ids of their hosts."""
     hosts = Clock(router, prefill, decode)
     if prefill and prefill == decode:
@@ -98,7 +98,7 @@ def clock_of(router: str, prefill: str, decode: str, exchange: Exchange | None) 
     return replace(hosts, offset_ns=own.offset_ns, error_ns=own.error_ns)
 
 
-def shift_ns(clock: Clock, begin: Place, end: Place) -> tuple[int, int] | str:
+def shift_ns(clock: Clock, begin: ClockSide, end: ClockSide) -> tuple[int, int] | str:
     """(correction, error) in ns to add to `end - begin`, or the reason why the clocks cannot be compared."""
     hosts = {"router": clock.router, "prefill": clock.prefill, "decode": clock.decode}
     first, last = hosts[begin], hosts[end]
@@ -139,7 +139,7 @@ def align_clocks(records: Sequence[LifecycleRecord]) -> tuple[tuple[Clock, ...],
     return tuple(clocks), tuple(steps)
 
 
-def estimate_offsets(exchanges: Sequence[Exchange]) -> tuple[tuple[Offset, ...], tuple[Step, ...]]:
+def estimate_offsets(exchanges: Sequence[StampedExchange]) -> tuple[tuple[Offset, ...], tuple[Step, ...]]:
     """The offset at each exchange, and where a clock was set. `exchanges`: by time."""
     estimates: list[Offset] = []
     steps: list[Step] = []
@@ -164,13 +164,13 @@ def _center_of(low_ns: float, high_ns: float) -> Offset:
     return Offset(round((low_ns + high_ns) / 2), math.ceil((high_ns - low_ns) / 2) + 1)
 
 
-def _find_segment_end(exchanges: Sequence[Exchange], begin: int) -> int:
+def _find_segment_end(exchanges: Sequence[StampedExchange], begin: int) -> int:
     """The end (exclusive) of the longest segment from `begin` that has a line; at least one exchange."""
     ends = range(begin + 2, len(exchanges) + 1)
     return begin + 1 + bisect.bisect_left(ends, True, key=lambda end: not _Line(exchanges[begin:end]).exists)
 
 
-def _describe_step(exchanges: Sequence[Exchange], begin: int, end: int, before: _Line) -> Step:
+def _describe_step(exchanges: Sequence[StampedExchange], begin: int, end: int, before: _Line) -> Step:
     """The step that separates `exchanges[end]` from the segment that begins at `begin`.
 
     It may come before any exchange that shares a line with `exchanges[end]`, so those have no offset either.
@@ -190,7 +190,7 @@ def _describe_step(exchanges: Sequence[Exchange], begin: int, end: int, before: 
 class _Line:
     """All lines `offset + rate x time` within the bounds of a segment of exchanges."""
 
-    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+    def __init__(self, exchanges: Sequence[StampedExchange]) -> None:
         first = exchanges[0]
         self._t0, self._base = first.asked, first.low_ns  # subtracted as integers: a float64 cannot hold them to the ns
         self._at = np.array([exchange.asked - self._t0 for exchange in exchanges], dtype=np.float64)

@@ -28,7 +28,7 @@ HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_sig
 """Durations from a send in one process to the receipt in another: a wrong clock or join makes them negative."""
 _DRIFTS: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
     COMBINED: lambda record: record.colo.ttft_ms,
-    TTFT: lambda record: record.ttft_ms,
+    TTFT: lambda record: record.client_ttft_ms,
 }
 """TTFT depends on C and N only: cells of other output lengths repeat it."""
 

@@ -181,8 +181,8 @@ def _take_medians(logs: Sequence[Mapping[int, float]]) -> list[float]:
 def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:
     """The ratio of the TTFTs of a repetition, and whether the combined engine's request came first."""
     if plain:
-        return lambda record: divide(record.ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
-    return lambda record: divide(record.ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
+        return lambda record: divide(record.client_ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
+    return lambda record: divide(record.client_ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
 
 
 def _second_order(record: LifecycleRecord) -> bool | None:

@@ -17,10 +17,10 @@ from results.records.lifecycle import (
     PHASES,
     PLAIN_OVERHEAD,
     Clock,
+    ClockSide,
     Colo,
     LifecycleRecord,
     MoreStamps,
-    Place,
     Stamps,
 )
 
@@ -42,7 +42,7 @@ _SPANS: Mapping[str, tuple[str, str]] = {
     "d_decode": ("t9_d_first_token", "t10_d_last_token"),
     "transfer_total": ("t3_p_prefill_done", "t7_d_recv_signal"),
     "e2e": ("t0_proxy_recv", "t10_d_last_token"),
-    "ttft": ("t0_proxy_recv", "t9_d_first_token"),
+    "router_ttft": ("t0_proxy_recv", "t9_d_first_token"),
     "client_ttft": ("client_send", "t9_d_first_token"),
     "client_e2e": ("client_send", "t10_d_last_token"),
     "p_send_ready": ("t3_p_prefill_done", "t3b_send_ready"),
@@ -61,7 +61,7 @@ MORE = (
 )  # fmt: skip
 """The keys of `more_ms`."""
 
-_PLACES: Mapping[str, Place] = {
+_SIDES: Mapping[str, ClockSide] = {
     "t2_p_schedule": "prefill",
     "t3_p_prefill_done": "prefill",
     "t3b_send_ready": "prefill",
@@ -103,7 +103,7 @@ def break_down(
     plain: Colo = Colo(reason=NO_PLAIN),  # noqa: B008 - frozen
     *,
     missing: Mapping[str, str],
-    write_side: Place = "prefill",
+    write_side: ClockSide = "prefill",
     half_step_ms: float | None = None,
 ) -> Breakdown:
     """Every duration that the stamps allow.
@@ -112,13 +112,13 @@ def break_down(
     `d_promotion`, down to zero (0.5 x the decode instance's step, specs/pd_lifecycle, "Risks & Mitigations").
     """
     stamped = asdict(stamps) | asdict(more)
-    places = {**_PLACES, "t5_rdma_start": write_side, "t6_rdma_complete": write_side}
+    sides = {**_SIDES, "t5_rdma_start": write_side, "t6_rdma_complete": write_side}
 
     def measure_span(begin: str, end: str) -> _Span:
         for name in (begin, end):
             if stamped[name] is None:
                 return _Span(None, gap=f"{name}: {missing.get(name) or 'no stamp'}")
-        skew = shift_ns(clock, places.get(begin, "router"), places.get(end, "router"))
+        skew = shift_ns(clock, sides.get(begin, "router"), sides.get(end, "router"))
         if isinstance(skew, str):
             return _Span(None, gap=skew)
         return _bound_span(stamped[end] - stamped[begin] + skew[0], skew[1], f"{end}{TURNED}{begin}")
@@ -127,7 +127,7 @@ def break_down(
     spans |= _split_handshake(measure_span, spans[HANDSHAKE], stamped[_T4], stamped["t3_p_prefill_done"])
     if half_step_ms is not None and spans["d_promotion"].ms is not None:
         spans["d_promotion"] = replace(spans["d_promotion"], ms=max(spans["d_promotion"].ms - half_step_ms, 0.0))
-    spans["ttft_overhead_vs_colo"] = _subtract_span(spans["ttft"], spans["p_prefill"], "p_prefill")
+    spans["ttft_overhead_vs_colo"] = _subtract_span(spans["router_ttft"], spans["p_prefill"], "p_prefill")
     for name, own, theirs, baseline in (
         ("pdsep_overhead", "client_ttft", colo.ttft_ms, colo),
         ("pdsep_e2e_overhead", "client_e2e", colo.e2e_ms, colo),

@@ -205,7 +205,7 @@ GIVEN, MEASURED = "given", "measured here"
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkBandwidth:
     gbps: float
     source: str
     """GIVEN or MEASURED."""
@@ -221,9 +221,11 @@ class Link:
         return f"{figure(self.gbps, 3)} Gbit/s ({self.source}{spread}{how})"
 
 
-def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tuple[Link, ...], str, tuple[Gap, ...]]:
+def read_links(
+    layout: LifecycleLayout, stated_gbps: float | None
+) -> tuple[tuple[LinkBandwidth, ...], str, tuple[Gap, ...]]:
     """(known bandwidths, a stated one first; why measuring failed; a gap for an unreadable file)."""
-    stated = () if stated_gbps is None else (Link(stated_gbps, GIVEN),)
+    stated = () if stated_gbps is None else (LinkBandwidth(stated_gbps, GIVEN),)
     try:
         content = msgspec.json.decode(layout.link.read_bytes(), type=LinkRecord)
     except FileNotFoundError:
@@ -233,7 +235,7 @@ def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tupl
     if content.gbps is None or content.gbps <= 0:
         return stated, content.reason or "no reason given", ()
     source = GIVEN if content.known_from == "given" else MEASURED
-    measured = Link(content.gbps, source, content.low, content.high, content.method)
+    measured = LinkBandwidth(content.gbps, source, content.low, content.high, content.method)
     if measured.source == GIVEN:
         return stated or (measured,), "", ()
     return (*stated, measured), "", ()

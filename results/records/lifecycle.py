@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from results.records.frames import Gap, read_record
 
-VERSION = 3
+VERSION = 4
 """2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message.
-3: `trial`, and the plain combined engine (`plain`)."""
-Place = Literal["router", "prefill", "decode"]
+3: `trial`, and the plain combined engine (`plain`). 4: the TTFT from the router's receipt is `router_ttft`, in version
+3 it was `ttft`."""
+ClockSide = Literal["router", "prefill", "decode"]
 """Whose clock a stamp was read from; the client shares the router's."""
 
 
@@ -139,7 +140,7 @@ class Counts:
     """What it computed, by its own counters as the router read them."""
     write_calls: int | None = None
     """Write calls of the transfer."""
-    write_side: Place = "prefill"
+    write_side: ClockSide = "prefill"
     """Who moved the blocks: the prefill instance writes them (Mooncake), or the decode instance reads them (NIXL)."""
     write_end_from: str = ""
     """How t6 is known: `return` of the call, the transport's own `telemetry`, or `poll` (when the worker looked)."""
@@ -314,8 +315,8 @@ class LifecycleRecord:
         return self.breakdown_ms[name] if name in self.breakdown_ms else self.more_ms.get(name)
 
     @property
-    def ttft_ms(self) -> float | None:
-        """The client's: from its send to its first token."""
+    def client_ttft_ms(self) -> float | None:
+        """From the client's send to its first token."""
         return self.ms("client_ttft")
 
     @property
@@ -361,7 +362,7 @@ _CELL_NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)(?:_t(\d+))?")
 
 def read_lifecycle(path: Path) -> LifecycleRecord | Gap:
     """The record at `path`, or what is wrong with it."""
-    return read_record(path, LifecycleRecord, VERSION, {1: upgrade_from_1, 2: upgrade_from_2})
+    return read_record(path, LifecycleRecord, VERSION, {1: upgrade_from_1, 2: upgrade_from_2, 3: upgrade_from_3})
 
 
 def upgrade_from_1(row: dict[str, Any]) -> dict[str, Any]:
@@ -395,6 +396,16 @@ def upgrade_from_2(row: dict[str, Any]) -> dict[str, Any]:
         "gaps": {**row.get("gaps", {}), PLAIN_OVERHEAD: f"plain: {NO_PLAIN}"},
         "version": 3,
     }
+
+
+def upgrade_from_3(row: dict[str, Any]) -> dict[str, Any]:
+    """A record of version 3 with the name of version 4 for the TTFT from the router's receipt."""
+    renamed = {
+        name: {"router_ttft" if key == "ttft" else key: value for key, value in row[name].items()}
+        for name in ("more_ms", "error_ms", "gaps")
+        if name in row
+    }
+    return row | renamed | {"version": 4}
 
 
 AGGREGATE_FORMAT = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 NOT_MEASURED = "–"
@@ -24,7 +25,7 @@ _ABBREVIATIONS = frozenset({"ttft", "tpot", "itl", "e2e", "apc", "kv", "gpu"})
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits in a width that columns can rely on: `0.04`, `1.66`, `14.2`, `142`, `1420`."""
+    """At most two decimals, in a width that columns can rely on: `0.04`, `1.66`, `14.2`, `142`, `1420`."""
     if value is None:
         return NOT_MEASURED
     size = abs(value)
@@ -33,6 +34,12 @@ def digits(value: float | None) -> str:
     if size >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def _show_number(value: float) -> str:
+    """As `digits`, but with three significant digits below 0.1 too: `0.0412`."""
+    size = abs(value)
+    return f"{value:.{2 - math.floor(math.log10(size))}f}" if 0 < size < 0.1 else digits(value)
 
 
 def name_value(key: str, value: object) -> tuple[str, str]:
@@ -46,7 +53,7 @@ def name_value(key: str, value: object) -> tuple[str, str]:
         return _label(key), _plain_text(value)
     if isinstance(value, int) and not ending:
         return _label(key), f"{value}"
-    return _label(key.removesuffix(ending)), f"{digits(value * factor)}{unit}"
+    return _label(key.removesuffix(ending)), f"{_show_number(value * factor)}{unit}"
 
 
 def list_numbers(values: Mapping[str, object]) -> Iterator[str]:
@@ -62,7 +69,7 @@ def list_numbers(values: Mapping[str, object]) -> Iterator[str]:
         low, high = values.get(f"{stem}_low{ending}"), values.get(f"{stem}_high{ending}")
         bounds = ""
         if isinstance(low, int | float) and isinstance(high, int | float):
-            bounds = f" [{digits(low * factor)}, {digits(high * factor)}]"
+            bounds = f" [{_show_number(low * factor)}, {_show_number(high * factor)}]"
         yield f"{' '.join(name_value(key, value))}{bounds}"
 
 

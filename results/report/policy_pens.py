@@ -24,10 +24,10 @@ POLICY_PENS: Mapping[str, Pen] = {
     "static_pd": Pen("#004d40", "d", "-"),
     "ear": Pen("#d55e00", "D", "-"),
 }
-"""By the policy's name. No two share a color or a marker: color-blind readers tell load_only from sticky by the marker.
-Dashes say what a line is (a model, a prediction), never whose."""
-USER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", "1", "-"))
-"""Of policies in files of the user's own."""
+"""By the policy's name; for policies that published figures show. No two share a color or a marker: color-blind readers
+tell load_only from sticky by the marker. Dashes say what a line is (a model, a prediction), never whose."""
+OTHER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", "1", "-"))
+"""Of every other policy: a new one of Tracon's, or one in a file of the user's own."""
 
 
 def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] = str) -> dict[str, Pen]:
@@ -36,7 +36,7 @@ def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] 
     Labels of one policy have its color; the first of them has its marker, the others 2, 3, and so on. `name_setting`:
     of a label; labels with one name (one setting under several loads) count once.
     """
-    own = {**POLICY_PENS, **_assign_user_pens(map(_name_policy, policies.values()))}
+    own = {**POLICY_PENS, **_assign_other_pens(map(_name_policy, policies.values()))}
     settings: dict[str, list[str]] = {}
     chosen = {}
     for label, policy in policies.items():
@@ -54,8 +54,8 @@ def _name_policy(policy: str) -> str:
     return PurePath(policy).name
 
 
-def _assign_user_pens(names: Iterable[str]) -> dict[str, Pen]:
-    """Pens of the names that are not Tracon's own, by name.
+def _assign_other_pens(names: Iterable[str]) -> dict[str, Pen]:
+    """Pens of the names that have none in POLICY_PENS, by name.
 
     Each prefers a pen by its name alone, so that it seldom depends on which others are in the run. The names beyond
     the pens have letters.
@@ -63,8 +63,8 @@ def _assign_user_pens(names: Iterable[str]) -> dict[str, Pen]:
     chosen: dict[str, Pen] = {}
     letters = lettered_pens()
     for name in sorted({name for name in names if name not in POLICY_PENS}):
-        first = crc32(name.encode()) % len(USER_PENS)
-        free = [pen for pen in _turn(USER_PENS, first) if pen not in chosen.values()]
+        first = crc32(name.encode()) % len(OTHER_PENS)
+        free = [pen for pen in _turn(OTHER_PENS, first) if pen not in chosen.values()]
         chosen[name] = free[0] if free else next(letters)
     return chosen
 

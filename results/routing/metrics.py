@@ -3,17 +3,19 @@ better, its value over some of a cell's turns, and its replicates under resample
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from results.measures import latency
 from results.measures.latency import Mask
+from results.measures.replay_numbers import apc_usage
 from results.measures.summary import POINTS, percentile_name
 from results.measures.turns import Turns
 from results.records.estimate import Estimate
-from results.statistics.estimates import Ranks, Samples, weighted_quantiles
+from results.statistics.estimates import Ranks, Samples, mean, percentile, weighted_quantiles
 
 WORKER_POINT = 0.9
 """Of each instance's TTFT, before the median and the maximum over instances."""
@@ -121,14 +123,24 @@ def value_over_turns(metric: Metric, turns: Turns, used: Mask) -> float:
     """The metric of these turns, of which there is at least one."""
     values = turns.series(metric.series)[used]
     if metric.point == "mean":
-        return float(values.mean())
+        return _value_or_nan(mean(values))
     if metric.point == "ratio":
-        return float(values.sum() / turns.prompt_tokens[used].sum())
+        return _value_or_nan(apc_usage(turns, used))
     if metric.point in POINTS:
-        return float(np.quantile(values, POINTS[metric.point]))
+        return _value_or_nan(percentile(values, POINTS[metric.point]))
     instances = turns.instance[used]
-    p90 = [float(np.quantile(values[instances == one], WORKER_POINT)) for one in sorted(set(instances))]
-    return float(np.median(p90) if metric.point == "median" else max(p90))
+    served = [percentile(values[instances == one], WORKER_POINT) for one in sorted(set(instances))]
+    return value_over_instances(metric.point, served)
+
+
+def value_over_instances(point: str, p90s: Sequence[Estimate]) -> float:
+    """The `median` or `max` of the p90 of every instance that served."""
+    values = np.array([p90.value for p90 in p90s], dtype=np.float64)
+    return float(np.median(values) if point == "median" else values.max())
+
+
+def _value_or_nan(estimate: Estimate) -> float:
+    return math.nan if estimate.value is None else estimate.value
 
 
 def replicate_metric(metric: Metric, turns: Turns, used: Mask, group: Ranks, weights: Samples) -> Samples:

@@ -24,6 +24,7 @@ from results.records.estimate import Estimate, unknown
 from results.records.routing_cells import InstanceNumbers, PickCounts, RoutingBreakdown, RoutingNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell
+from results.routing.metrics import WORKER_POINT, value_over_instances
 from results.routing.read import LoadedCell, count_picks, hides_transfers, number_or_none, own_cache
 from results.statistics.estimates import percentiles
 
@@ -196,7 +197,7 @@ def _instance_numbers(
         values = dict.fromkeys(("ttft_p50_s", "ttft_p90_s", "apc_usage"), unknown(UNREADABLE))
         return InstanceNumbers(engine.instance, engine.role, None, None, None, {**values, **own}, reasons)
     here = np.asarray(turns.instance == engine.instance, dtype=np.bool_)
-    p50, p90 = percentiles(turns.ttft_s[here], (0.5, 0.9))
+    p50, p90 = percentiles(turns.ttft_s[here], (0.5, WORKER_POINT))
     return InstanceNumbers(
         instance=engine.instance,
         role=engine.role,
@@ -225,13 +226,12 @@ def _measure_workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate
     if not served:
         why = unknown("no turn says which instance served it")
         return {"worker_ttft_p90_median_s": why, "worker_ttft_p90_max_s": why}
-    values = np.array([p90.value for p90 in served], dtype=np.float64)
     n = min(p90.n for p90 in served)
     idle = len(instances) - len(served)
     reason = f"{idle} of {len(instances)} instances served no turn" if idle else None
     return {
-        "worker_ttft_p90_median_s": Estimate(float(np.median(values)), n=n, reason=reason),
-        "worker_ttft_p90_max_s": Estimate(float(values.max()), n=n, reason=reason),
+        f"worker_ttft_p90_{point}_s": Estimate(value_over_instances(point, served), n=n, reason=reason)
+        for point in ("median", "max")
     }
 
 
@@ -240,7 +240,7 @@ def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Est
     wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     stated = {"wall_clock_s": wall, "trace_span_s": span}
     values = {name: unknown("not stated") if value is None else Estimate(value) for name, value in stated.items()}
-    values["amplification"] = amplification_of(record.replay)
+    values["amplification"] = read_amplification(record.replay)
     if turns is None:
         lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
         return values | dict.fromkeys(lacking, unknown(UNREADABLE))
@@ -271,7 +271,7 @@ def _count_inflight(turns: Turns) -> dict[str, Estimate]:
     return {name: Estimate(float(value), n=int(seen.size)) for name, value in zip(_INFLIGHT, values, strict=True)}
 
 
-def amplification_of(replay: Mapping[str, Any]) -> Estimate:
+def read_amplification(replay: Mapping[str, Any]) -> Estimate:
     """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
     cut = number_or_none(replay.get("cut"))
     if cut:

@@ -14,7 +14,7 @@ from results.records.plan import CellPlan
 from runners.campaign.adoption import ArtifactsUnread, adopt_if_complete
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.simulator.places import Simulations, open_simulations
+from runners.simulator.backends import Simulations, open_simulations
 
 Simulate = Callable[[CellPlan, int], Awaitable[CellOutcome]]
 """One attempt at a cell, to its published artifacts."""
@@ -28,15 +28,15 @@ class CellsAhead:
         self,
         context: RunContext,
         kind: str,
-        place: str,
+        backend: str,
         simulate: Simulate,
         adopt: Adopt,
         is_ready: Callable[[CellPlan], bool] = lambda cell: True,
     ) -> None:
-        """`place`: as `open_simulations` takes it. `is_ready`: whether what the cell depends on is known."""
+        """`backend`: as `open_simulations` takes it. `is_ready`: whether what the cell depends on is known."""
         self._context = context
         self._kind = kind
-        self._place = place
+        self._backend = backend
         self._simulate = simulate
         self._adopt = adopt
         self._is_ready = is_ready
@@ -50,7 +50,7 @@ class CellsAhead:
     @cached_property
     def simulations(self) -> Simulations:
         """Opened by the first cell: a run that only reports needs no cluster."""
-        return open_simulations(self._place)
+        return open_simulations(self._backend)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""

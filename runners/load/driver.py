@@ -25,7 +25,7 @@ from runners.load.process_settings import disable_gc, schedule_in_real_time
 from runners.load.recent_latencies import Latencies, RecentValues
 from runners.load.recorder import Recorder
 from runners.load.spec import LoadOptions
-from runners.load.stream import Exchange
+from runners.load.stream import Exchange, PendingPrefill
 from runners.target import Target
 
 LEAD_NS = 50_000_000
@@ -50,7 +50,7 @@ class Counts:
     wrong_length: int = 0
 
 
-class Driver(ABC, Generic[Tick, OutcomeOf]):
+class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
     """One running load; the listener of all its requests."""
 
     build_ahead_ns = 0
@@ -78,7 +78,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         self._bodies = bodies
         self._pacer = Pacer(self._send_due)
         self._inflight = 0
-        self._pending_prefill = 0
+        self._pending_prefill = PendingPrefill()
         self._lateness_ns = array("q")
         """Of every send that fidelity is judged by."""
         self._recent_lateness = RecentValues()
@@ -129,7 +129,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
         self._client.cut(self.t_end_ns)
 
     def first_token(self, exchange: Exchange) -> None:
-        self._pending_prefill -= self._requested_tokens(exchange)[0]
+        self._pending_prefill.remove_started(self._requested_tokens(exchange)[0])
         ttft_s = exchange.ttft_s
         assert ttft_s is not None
         for latencies in self._latencies_for(exchange):
@@ -137,8 +137,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
 
     def ended(self, exchange: Exchange) -> None:
         self._inflight -= 1
-        if not exchange.t_first_ns:
-            self._pending_prefill -= self._requested_tokens(exchange)[0]
+        self._pending_prefill.remove_ended(exchange, self._requested_tokens(exchange)[0])
         self._count_end(exchange)
         self._on_end(exchange)
         if self._closed.is_set() and not self._inflight:
@@ -219,7 +218,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
 
     def _count_send(self, input_tokens: int) -> None:
         self._inflight += 1
-        self._pending_prefill += input_tokens
+        self._pending_prefill.add_sent(input_tokens)
         self.counts.sent += 1
 
     def _build_ahead_soon(self) -> None:
@@ -267,7 +266,7 @@ class Driver(ABC, Generic[Tick, OutcomeOf]):
             "completed": self.counts.completed,
             "failed": self.counts.failed,
             "inflight": self._inflight,
-            "pending_prefill_tokens": self._pending_prefill,
+            "pending_prefill_tokens": self._pending_prefill.tokens,
             **asdict(self._latencies.summarize(now_ns)),
             "lateness_p99_s": self._recent_lateness.quantiles(now_ns, 0.99)[0],
         }

@@ -19,7 +19,7 @@ from time import perf_counter_ns
 import numpy as np
 
 from results.records.schemas import RequestStatus
-from runners.load.driver import Driver
+from runners.load.driver import LoadDriver
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
 from runners.load.prompts import BodyShape, build_bodies
@@ -48,7 +48,7 @@ class ChunkStamps:
     """One per chunk that carried a token."""
 
 
-class Cell(Driver[LoadTick, LoadOutcome]):
+class Cell(LoadDriver[LoadTick, LoadOutcome]):
     """One running cell."""
 
     def __init__(self, spec: LoadSpec, target: Target) -> None:

@@ -24,7 +24,7 @@ from results.records.turns import TurnRecord
 from runners.load.block_prompts import BlockShape, prompt_pieces
 from runners.load.bodies import Bodies, body_preamble
 from runners.load.client import RoutedConnection
-from runners.load.driver import Driver
+from runners.load.driver import LoadDriver
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.process_settings import allow_connections
 from runners.load.recent_latencies import Latencies
@@ -63,7 +63,7 @@ def read_plan(spec: ReplaySpec) -> tuple[ReplayPlan, BlockShape]:
     return plan_replay(trace, count_reusable_tokens(trace, spec.block_tokens), spec.pace), blocks
 
 
-class Replay(Driver[ReplayTick, ReplayOutcome]):
+class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
     """One running replay."""
 
     build_ahead_ns = 100_000

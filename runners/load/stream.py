@@ -265,6 +265,27 @@ class Exchange:
         self.fault = True
 
 
+class PendingPrefill:
+    """Prompt tokens of the requests sent whose first token has not come back; every client counts them by this."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def add_sent(self, input_tokens: int) -> None:
+        self.tokens += input_tokens
+
+    def remove_started(self, input_tokens: int) -> None:
+        """Its first token has come."""
+        self.tokens -= input_tokens
+
+    def remove_ended(self, exchange: Exchange, input_tokens: int) -> None:
+        """It has ended, maybe with no token."""
+        if not exchange.t_first_ns:
+            self.tokens -= input_tokens
+
+
 def _has_text(choice: _Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta is not None and (delta.content or delta.reasoning or delta.reasoning_content)))

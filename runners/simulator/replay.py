@@ -19,7 +19,7 @@ from runners.load.replay import describe_replay, make_turn_record, session_field
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, request_prefix
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
-from runners.load.stream import Exchange
+from runners.load.stream import Exchange, PendingPrefill
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.fleet import Fleet, SimulatedRequest
 from runners.simulator.workload import BlockKeys
@@ -77,6 +77,7 @@ class SimulatedReplay:
     _sessions: Sessions = field(init=False)
     _inflight: dict[int, _SimulatedExchange] = field(default_factory=dict)
     """By index of the turn, in the order of their sends."""
+    _pending_prefill: PendingPrefill = field(default_factory=PendingPrefill)
     _timer: HeapTimer | None = None
     _encode: Callable[[TurnRecord], bytes] = msgspec.json.Encoder().encode
     _latencies: Latencies = field(init=False)
@@ -155,6 +156,7 @@ class SimulatedReplay:
             timer=self.clock.call_later(self.spec.request_timeout_s, lambda: self._time_out(turn.index)),
         )
         self.counts.sent += 1
+        self._pending_prefill.add_sent(tokens[0])
         self._inflight_max = max(self._inflight_max, len(self._inflight))
         self._t_first_send_ns = self._t_first_send_ns or now_ns
         self._sessions.note_sent(turn, now_ns)
@@ -173,6 +175,7 @@ class SimulatedReplay:
 
     # runners.load.stream.Listener
     def first_token(self, exchange: Exchange) -> None:
+        self._pending_prefill.remove_started(self.plan.turns[exchange.index].recorded.input_tokens)
         ttft_s = exchange.ttft_s
         assert ttft_s is not None
         for latencies in (self._latencies, self._latencies_of[exchange.instance]):
@@ -181,6 +184,7 @@ class SimulatedReplay:
     def ended(self, exchange: Exchange) -> None:
         turn, counts, status = self.plan.turns[exchange.index], self.counts, exchange.status
         self._inflight.pop(exchange.index).timer.cancel()
+        self._pending_prefill.remove_ended(exchange, turn.recorded.input_tokens)
         counts.completed += status is RequestStatus.OK
         counts.failed += status is RequestStatus.ERROR
         counts.cut += status is RequestStatus.CUT
@@ -226,9 +230,7 @@ class SimulatedReplay:
             completed=counts.completed,
             failed=counts.failed,
             inflight=len(self._inflight),
-            pending_prefill_tokens=sum(
-                one.requested_tokens[0] for one in self._inflight.values() if not one.t_first_ns
-            ),
+            pending_prefill_tokens=self._pending_prefill.tokens,
             **asdict(self._latencies.summarize(now_ns)),
             **session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
         )

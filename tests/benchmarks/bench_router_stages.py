@@ -35,7 +35,7 @@ from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import LONG_BYTES, PROMPTS_LIMIT, read_facts
 from runners.router.health import Health
-from runners.router.instances.upstream import Link, Pool
+from runners.router.instances.upstream import InstanceConnection, Pool
 from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
@@ -111,9 +111,9 @@ class Bench:
         self.clients = [self._connect_client() for _ in range(SESSIONS)]
         for pool in self.pools.values():
             for _ in range(SESSIONS):
-                link = Link(pool)
-                link.connection_made(cast(asyncio.Transport, SinkTransport()))
-                pool.give_back(link)
+                connection = InstanceConnection(pool)
+                connection.connection_made(cast(asyncio.Transport, SinkTransport()))
+                pool.give_back(connection)
 
     def _connect_client(self) -> ClientConnection:
         client = ClientConnection(self)
@@ -200,11 +200,11 @@ async def run_batch(bench: Bench, tokens: int, turn: int) -> dict[str, int]:
             bench.proxy.route_request(client, one, chat=False)
 
     spent["route"] = time_ns(route)
-    links = [cast(Any, client.in_flight).link for client in bench.clients]
+    connections = [cast(Any, client.in_flight).connection for client in bench.clients]
 
     def receive(data: bytes) -> None:
-        for link in links:
-            link.data_received(data)
+        for connection in connections:
+            connection.data_received(data)
 
     spent["first byte"] = time_ns(lambda: receive(HEAD + CHUNK))
 

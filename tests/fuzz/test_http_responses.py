@@ -12,7 +12,7 @@ from runners.router.instances.upstream import HEAD_LIMIT_BYTES
 from runners.router.response_facts import Usage, is_preamble, pause_s, read_error_event, read_usage
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
-from tests.runners.router.instances.test_link import Taker, chunked, head, link_with, pieces_of
+from tests.runners.router.instances.test_instance_connection import Taker, chunked, connection_with, head, pieces_of
 from tests.servers.api_streams import MESSAGES, RESPONSES, message_error
 
 SEEDS = (
@@ -37,11 +37,11 @@ AFTER_EMPTY_LINES = b"\r\n\r\n" + head(events=True) + b"b"
 @settings(max_examples=examples(300))
 def test_an_instances_bytes_are_passed_on_or_are_its_failure(data: bytes, cuts: list[int]) -> None:
     taker = Taker()
-    link, _, wire = link_with(taker)
+    connection, _, wire = connection_with(taker)
     for piece in pieces_of(data, cuts):
         if not wire.closed:
-            link.data_received(piece)
-    link.connection_lost(None)
+            connection.data_received(piece)
+    connection.connection_lost(None)
     passed = b"".join(taker.pieces)
     assert len(taker.ends) <= 1
     assert passed in data
@@ -61,10 +61,10 @@ def long_head(size_bytes: int, begin: bytes = b"HTTP/1.1 200 OK\r\ntransfer-enco
 def take(data: bytes, cuts: list[int]) -> Taker:
     """The caller after a response that comes in pieces."""
     taker = Taker()
-    link, _, wire = link_with(taker)
+    connection, _, wire = connection_with(taker)
     for piece in pieces_of(data, cuts):
         if not wire.closed:
-            link.data_received(piece)
+            connection.data_received(piece)
     return taker
 
 

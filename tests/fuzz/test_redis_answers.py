@@ -27,7 +27,7 @@ def test_a_row(answer: bytes) -> None:
         row = read_row(answer, ("a",))
         assert isinstance(row.turns, int)
         assert isinstance(row.instance, str)
-        assert isinstance(row.places["a"].active, int)
+        assert isinstance(row.instances["a"].active, int)
 
 
 async def ask(answer: bytes) -> tuple[int, bool]:

@@ -12,7 +12,7 @@ from runners.router.instances.kv_events import EventIndex, KvEvents
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.load.test_stream import STREAM, exchange
-from tests.runners.router.instances.test_link import pieces_of
+from tests.runners.router.instances.test_instance_connection import pieces_of
 from tests.runners.router.kv_publisher import stored
 
 BATCH = msgspec.msgpack.encode([1.0, [stored(1, list(range(8))), {"type": "BlockRemoved", "block_hashes": [1]}], 0])

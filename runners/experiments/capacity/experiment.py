@@ -53,8 +53,8 @@ class Capacity:
         self._paths_lock = threading.Lock()
         """`adopt` runs in threads: none may store a path that it traced before the newest point."""
         assert grid.routing.simulation is not None
-        place = grid.routing.simulation.place
-        self.ahead = CellsAhead(context, "point", place, self._simulate, self.adopt, self._is_ready)
+        backend = grid.routing.simulation.backend
+        self.ahead = CellsAhead(context, "point", backend, self._simulate, self.adopt, self._is_ready)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips points without a trace, and points that the search does not need."""

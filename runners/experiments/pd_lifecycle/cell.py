@@ -310,7 +310,7 @@ def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
         warmup=record.warmup,
         phases_ms=dict(record.parts_ms),
         e2e_ms=record.ms("client_e2e"),
-        ttft_ms=record.ttft_ms,
+        ttft_ms=record.client_ttft_ms,
         transfer_ms=record.ms("transfer_total"),
         bytes=detail.bytes_transferred,
         bandwidth_gbps=detail.effective_bw_gbps,

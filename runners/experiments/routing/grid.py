@@ -20,7 +20,7 @@ from runners.experiments.settings import Tables, convert_grid, find_preset, pars
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
 from runners.router.spec import TransferRules
-from runners.simulator.places import LOCAL, is_place
+from runners.simulator.backends import LOCAL, is_backend
 
 EXPERIMENT = "routing"
 SYNTH = "synth"
@@ -154,7 +154,7 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """False = a cell writes no decision log, which large traces have no room for; UNSET = it writes one."""
 
     @property
-    def place(self) -> str:
+    def backend(self) -> str:
         return LOCAL if self.on is UNSET else self.on
 
     @property
@@ -406,7 +406,7 @@ def _check_grid(grid: Grid, where: str) -> None:
         (trace.tokens <= 0, "trace.tokens must be above 0"),
         *_load_problems(grid),
         (
-            grid.simulation is not None and not is_place(grid.simulation.place),
+            grid.simulation is not None and not is_backend(grid.simulation.backend),
             "simulation.on must be local, ray or ray://HEAD:PORT",
         ),
         (

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
-import numpy as np
-
+from results.measures.itl import measure_gaps
 from results.records.samples import InterferenceRecord
 from runners.errors import CellFailed
 from runners.load.bodies import Bodies
@@ -53,16 +52,6 @@ class InterferenceSpec:
     vocab_high: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
-    """The gaps between tokens of one part of a repeat."""
-
-    itl_s: float | None
-    """Their mean, the ITL; None = there was none."""
-    worst_s: float | None
-    gaps: int
-
-
 class _NoListener:
     """Ignores the requests; their exchanges hold all that is needed."""
 
@@ -92,19 +81,6 @@ async def measure_interference(
         client.cut(perf_counter_ns())
         await client.close()
     return tuple(records)
-
-
-def measure_gaps(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> Gaps:
-    """The gaps that lie inside the span, or that overlap it; `stamps_ns`: of each stream's tokens, rising."""
-    gaps_s: list[float] = []
-    for stream in stamps_ns:
-        times = np.asarray(stream, dtype=np.int64)
-        begin, end = times[:-1], times[1:]
-        taken = (end > t_from_ns) & (begin < t_to_ns) if overlapping else (begin >= t_from_ns) & (end <= t_to_ns)
-        gaps_s += ((end - begin)[taken] / 1e9).tolist()
-    if not gaps_s:
-        return Gaps(None, None, 0)
-    return Gaps(float(np.mean(gaps_s)), max(gaps_s), len(gaps_s))
 
 
 async def _measure_repeat(

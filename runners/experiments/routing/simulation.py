@@ -30,8 +30,8 @@ from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import SimulatedWatch
 from runners.router.spec import InstanceSpec, KvEndpoint
+from runners.simulator.backends import LOCAL, LocalSimulations
 from runners.simulator.engine_file import EngineFile
-from runners.simulator.places import LOCAL, LocalSimulations
 from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
 
 ZERO = PromptCounters(0.0, 0.0)
@@ -54,8 +54,8 @@ class SimulatedCells:
         self._grid = grid
         self._context = context
         self._models = read_models(grid)
-        place = LOCAL if grid.simulation is None else grid.simulation.place
-        self.ahead = CellsAhead(context, "replay", place, self._simulate_ahead, self._adopt)
+        backend = LOCAL if grid.simulation is None else grid.simulation.backend
+        self.ahead = CellsAhead(context, "replay", backend, self._simulate_ahead, self._adopt)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Its outcome, maybe of an attempt that ran ahead. Raises CellFailed or RunnerError.

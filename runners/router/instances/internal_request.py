@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from runners.router.failure import Failure
-from runners.router.instances.upstream import Answer, Link, Pool
+from runners.router.instances.upstream import Answer, InstanceConnection, Pool
 
 BODY_LIMIT_BYTES = 8 << 20
 CHUNKS_LIMIT = 4096
@@ -26,7 +26,7 @@ class _InternalRequest:
 
     def __init__(self, sent: Callable[[int], None] | None) -> None:
         self.t_read_s = 0.0
-        self.link: Link | None = None
+        self.connection: InstanceConnection | None = None
         self._sent = sent
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answer: Answer | None = None

@@ -64,7 +64,7 @@ class Caller(Protocol):
 
     t_read_s: float
     """Time of the last read, `time.monotonic()`."""
-    link: Link | None
+    connection: InstanceConnection | None
     """Its connection; set when the request is sent."""
 
     def note_sent(self, t_first_byte_ns: int) -> None:
@@ -93,7 +93,7 @@ async def resolve_instance(url: str) -> Target:
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Link(asyncio.Protocol):
+class InstanceConnection(asyncio.Protocol):
     """One connection to an instance: at most one request at a time."""
 
     _pool: Pool
@@ -136,7 +136,7 @@ class Link(asyncio.Protocol):
 
     def send_request(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
         self.caller, self.payload, self.pooled = caller, payload, pooled
-        caller.link = self
+        caller.connection = self
         if self.transport is not None:
             self._t_first_byte_ns = perf_counter_ns()
             self.transport.writelines(payload)
@@ -215,7 +215,7 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._parser = _SPENT
-        self._pool.forget_link(self)
+        self._pool.forget_connection(self)
         caller, payload = self.caller, self.payload
         self.caller, self.payload = None, ()
         if caller is None:
@@ -402,8 +402,8 @@ class Pool:
         self._host = f" HTTP/1.1\r\nhost: {target.host}\r\n".encode()
         self._connect_s = connect_s
         self._tls = ssl.create_default_context() if target.tls else None
-        self._idle: list[Link] = []
-        self._links: set[Link] = set()
+        self._idle: list[InstanceConnection] = []
+        self._connections: set[InstanceConnection] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
     def make_post(self, path: bytes, headers: bytes, body: bytes) -> tuple[bytes, ...]:
@@ -417,11 +417,11 @@ class Pool:
         """Send a request; the caller's methods receive its response. Never blocks."""
         idle, oldest_s = self._idle, monotonic() - IDLE_S
         while idle:
-            link = idle.pop()
-            if link.usable and link.t_idle_s >= oldest_s:
-                link.send_request(caller, payload, pooled=True)
+            connection = idle.pop()
+            if connection.usable and connection.t_idle_s >= oldest_s:
+                connection.send_request(caller, payload, pooled=True)
                 return
-            link.drop_connection()
+            connection.drop_connection()
         self.send_again(caller, payload)
 
     def send_again(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
@@ -432,17 +432,17 @@ class Pool:
         task = self._connecting.pop(caller, None)
         if task is not None:
             task.cancel()
-        elif caller.link is not None and caller.link.caller is caller:
-            caller.link.drop_connection()
+        elif caller.connection is not None and caller.connection.caller is caller:
+            caller.connection.drop_connection()
 
-    def give_back(self, link: Link) -> None:
-        link.t_idle_s = monotonic()
-        self._idle.append(link)
+    def give_back(self, connection: InstanceConnection) -> None:
+        connection.t_idle_s = monotonic()
+        self._idle.append(connection)
 
-    def forget_link(self, link: Link) -> None:
-        self._links.discard(link)
-        if link in self._idle:
-            self._idle.remove(link)
+    def forget_connection(self, connection: InstanceConnection) -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
 
     def close_idle(self) -> None:
         oldest_s = monotonic() - IDLE_S
@@ -453,12 +453,12 @@ class Pool:
         """Drop all connections; requests in flight must have been ended before."""
         for task in self._connecting.values():
             task.cancel()
-        for link in tuple(self._links):
-            link.drop_connection()
+        for connection in tuple(self._connections):
+            connection.drop_connection()
 
     async def _connect_and_send(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         try:
-            link = await self._open_link()
+            connection = await self._open_connection()
         except TimeoutError:
             failure = Failure("connect", f"no connection within {self._connect_s:g} s", dead=True)
         except OSError as error:
@@ -467,23 +467,23 @@ class Pool:
             failure = Failure(kind, text, dead=not ours, gone=isinstance(error, ConnectionRefusedError))
         else:
             self._connecting.pop(caller, None)
-            if link.transport is not None:
-                link.send_request(caller, payload, pooled=False)
+            if connection.transport is not None:
+                connection.send_request(caller, payload, pooled=False)
             else:
                 caller.request_failed(Failure("closed", "connection closed as soon as it was made"))
             return
         if self._connecting.pop(caller, None) is not None:
             caller.request_failed(failure)
 
-    async def _open_link(self) -> Link:
+    async def _open_connection(self) -> InstanceConnection:
         target = self.target
         async with asyncio.timeout(self._connect_s):
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: Link(self),
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: InstanceConnection(self),
                 target.address,
                 target.port,
                 ssl=self._tls,
                 server_hostname=target.name if self._tls else None,
             )
-        self._links.add(link)
-        return link
+        self._connections.add(connection)
+        return connection

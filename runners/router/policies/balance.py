@@ -25,6 +25,7 @@ class RoundRobin(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "round_robin"
     source: ClassVar[str] = "specs/ear.md 5.1, baseline 1"
+    rule: ClassVar[str] = "the next available instance by name"
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         weighing = weigh_instances(request, may.loads, lambda load, new: (), "rr", cluster.picks)
@@ -37,6 +38,7 @@ class LoadOnly(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "load_only"
     source: ClassVar[str] = "specs/ear.md 3.3 names it (APC 54.1 %), no rule given: the rule is ours"
+    rule: ClassVar[str] = "(BS, OT, `rr`): our rule, the specification has none"
 
     tie: Tie = "rr"
 
@@ -58,6 +60,7 @@ class LeastWork(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "leastwork"
     source: ClassVar[str] = "the specs' authors, later than the specs: argmin (PP + new, BS, turn)"
+    rule: ClassVar[str] = "(PP + new, BS, `rr`)"
 
     tie: Tie = "rr"
     spread_cold: Annotated[
@@ -84,5 +87,9 @@ class LeastWorkSpread(LeastWork, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "leastwork_spread"
     source: ClassVar[str] = "leastwork, with a rule of Tracon's own for new sessions"
+    rule: ClassVar[str] = (
+        "as `leastwork`; for a session's first request with L in place of new, so that a shared system prompt "
+        "attracts no sessions"
+    )
 
     spread_cold: Annotated[bool, msgspec.Meta(description="as in leastwork, on")] = True

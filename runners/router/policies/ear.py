@@ -52,6 +52,10 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "ear"
     source: ClassVar[str] = "specs/ear.md 4.2 and 4.3; ablations 5.3"
+    rule: ClassVar[str] = (
+        "the owner unless its PP > `hot_tokens`; then the lowest PP among those below the owner's with room for the "
+        "session, and its KV moves; a new session: (PP, `rr`)"
+    )
 
     hot_tokens: Annotated[
         int,

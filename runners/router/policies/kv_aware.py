@@ -50,6 +50,10 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "kv_aware"
     source: ClassVar[str] = "specs/load_floor.md, Q2 (A to G) and Q1.E"
+    rule: ClassVar[str] = (
+        "highest (overlap in blocks + `sticky_bonus` (alpha, 100 blocks) if owner + bonuses, owner, -BS, "
+        "-`assigned`, `rr`)"
+    )
 
     sticky_bonus: Annotated[int, msgspec.Meta(ge=0, description="alpha: blocks that being the owner is worth")] = 100
     load_floor_bonus: Annotated[

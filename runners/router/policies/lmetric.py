@@ -44,6 +44,7 @@ class LMetric(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "lmetric"
     source: ClassVar[str] = "specs/routing_log.md, the pure baseline; LMetric, OSDI'26"
+    rule: ClassVar[str] = "((PP + new) x (BS + `bs_offset`), `rr`)"
 
     tie: Tie = "rr"
     bs_offset: BsOffset = 0
@@ -65,6 +66,9 @@ class KvLinear(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "kv_linear"
     source: ClassVar[str] = "specs/ear.md 5.1, baseline 3 (only `linear combination`: the forms are a choice)"
+    rule: ClassVar[str] = (
+        "highest `w` h/L - (1 - `w`) BS/max BS; or `form=pr1035`: h/L - `beta` (BS - mean)/max(1, mean)"
+    )
 
     form: Annotated[
         Literal["mix", "pr1035"],

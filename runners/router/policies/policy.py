@@ -121,6 +121,8 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metac
     """A policy that sends each whole request to one instance."""
 
     name: ClassVar[str]
+    rule: ClassVar[str] = ""
+    """In the notation of docs/policies.md, whose table shows it; empty = its docstring's first sentence there."""
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         return self.draft_decision(request, cluster).complete()

@@ -50,6 +50,10 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     name: ClassVar[str] = "static_pd"
     source: ClassVar[str] = "specs/ear.md 3.2 and 5.1, baseline 5 (no rule within the pools: the rules are a choice)"
+    rule: ClassVar[str] = (
+        "prefill: (PP + new, BS, `rr`) among those where the prompt fits; decode: most free KV among those where the "
+        "prompt and the tokens reserved for the answer fit"
+    )
 
     prefill_count: Annotated[
         int,

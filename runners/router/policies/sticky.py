@@ -43,6 +43,9 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "sticky"
     source: ClassVar[str] = "specs/ear.md 3.3 and 5.1, baseline 4 (hash or ring is not said: a choice)"
+    rule: ClassVar[str] = (
+        "the owner while it is up; a new session goes by its hash; a request without a session id as under `load_only`"
+    )
 
     place: Annotated[
         Literal["modulo", "ring"],

@@ -42,6 +42,10 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "unified"
     source: ClassVar[str] = "specs/routing_log.md, current algorithm (commit 255c8e6)"
+    rule: ClassVar[str] = (
+        "the owner if h/L > `affinity_ratio` and BS <= `overload_factor` x mean BS; else ((PP + new) x BS, new, BS, "
+        "`rr`)"
+    )
 
     affinity_ratio: Annotated[
         float, msgspec.Meta(ge=0, le=1, description="gate 1: the owner holds more than this share of the prompt")
@@ -170,6 +174,10 @@ class UnifiedSpread(Unified, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "unified_spread"
     source: ClassVar[str] = "specs/routing_log.md, with a fifth key of Tracon's own for new sessions"
+    rule: ClassVar[str] = (
+        "as `unified`; a session without an owner: ((PP + new) x BS, sessions bound there, new, BS, `rr`). The "
+        "default of `tracon route`"
+    )
 
     spread_cold: Annotated[bool, msgspec.Meta(description="as in unified, on")] = True
 
@@ -189,6 +197,10 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
 
     name: ClassVar[str] = "approach_a"
     source: ClassVar[str] = "specs/routing_log.md, Approach A (historical, retired by 255c8e6)"
+    rule: ClassVar[str] = (
+        "retired: BS x `decode_iteration_s` (0.05 s) + (PP + new)/`prefill_throughput` (7,000 tokens/s); the owner "
+        "while its OT <= `overload_factor` x mean OT and its cost <= `overload_factor` x the lowest"
+    )
 
     decode_iteration_s: Annotated[float, msgspec.Meta(ge=0, description="cost of a request that is there, s")] = 0.05
     prefill_throughput: Annotated[float, msgspec.Meta(gt=0, description="prompt tokens per second")] = 7000.0

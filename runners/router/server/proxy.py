@@ -21,7 +21,7 @@ from results.records.visible import has_controls, visible
 from runners.router.dispatch import Request
 from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
-from runners.router.instances.upstream import Answer, Link, Pool
+from runners.router.instances.upstream import Answer, InstanceConnection, Pool
 from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import (
     NAMED_EVENTS,
@@ -92,12 +92,12 @@ class Arrival:
         self._client.refuse(503, why, "cut")
 
 
-class Exchange(RequestLifecycle):
-    """One client request: the caller of an instance's link, and the open request of a client connection."""
+class ProxiedRequest(RequestLifecycle):
+    """One client request: the caller of an instance's connection, and the open request of a client connection."""
 
     __slots__ = (
         "_answer", "_client", "_has_role_alone", "_head", "_holds_preamble", "_pool", "_pools", "_preamble",
-        "_responses", "_tail", "link",
+        "_responses", "_tail", "connection",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +111,7 @@ class Exchange(RequestLifecycle):
     ) -> None:
         """`responses`: stores the id of the answer, so that a later request can continue it; None = not stored."""
         super().__init__(traffic, request, message)
-        self.link: Link | None = None
+        self.connection: InstanceConnection | None = None
         self._responses = responses
         self._pools = pools
         self._client = client
@@ -130,7 +130,7 @@ class Exchange(RequestLifecycle):
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
-        self.link = None
+        self.connection = None
         self._preamble = b""
         self._pool = pool = self._pools[self.instance]
         pool.send_request(self, pool.make_post(self._message.path, self._message.headers, body))
@@ -151,7 +151,7 @@ class Exchange(RequestLifecycle):
 
     def _break_off(self, message: str) -> None:
         """End an event stream with an error event, and any other response by closing the connection."""
-        answer, torn = self._answer, self.link is not None and self.link.torn
+        answer, torn = self._answer, self.connection is not None and self.connection.torn
         if not answer.events or answer.sized or torn:
             self._client.abort()
             return
@@ -180,7 +180,7 @@ class Exchange(RequestLifecycle):
             self._hold_preamble(data)
         elif self._answer.events and self._is_without_token(data):
             if has_role_alone(data):
-                asyncio.get_running_loop().call_later(ROLE_HELD_S, self._pass_on_role, self.link)
+                asyncio.get_running_loop().call_later(ROLE_HELD_S, self._pass_on_role, self.connection)
             self._preamble += data
         else:
             self._open_response(self._preamble + data)
@@ -192,9 +192,9 @@ class Exchange(RequestLifecycle):
         held = self._preamble
         return len(held) < PREAMBLE_LIMIT_BYTES and is_empty(data, follows=bool(held))
 
-    def _pass_on_role(self, link: Link | None) -> None:
-        """The role of a chat has waited for long enough, if it still waits: the attempt on `link` goes on."""
-        waits = self.link is link and self in self._traffic.waiting and self._preamble
+    def _pass_on_role(self, connection: InstanceConnection | None) -> None:
+        """The role of a chat has waited for long enough, if it still waits: the attempt on `connection` goes on."""
+        waits = self.connection is connection and self in self._traffic.waiting and self._preamble
         if waits and not is_done(self._preamble):
             self._has_role_alone = True
             self._client.guard(partial(self._open_response, self._preamble))
@@ -259,18 +259,18 @@ class Exchange(RequestLifecycle):
     def pause(self) -> None:
         """The client's buffers are full."""
         self.t_paused_s = monotonic()
-        if self.link is not None:
-            self.link.pause_reading()
+        if self.connection is not None:
+            self.connection.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
-        if self.link is not None:
-            self.link.resume_reading()
+        if self.connection is not None:
+            self.connection.resume_reading()
 
 
 class Proxy:
-    """Turns requests of client connections into exchanges, after their body is read and their session looked up."""
+    """Starts the requests of client connections, after their body is read and their session looked up."""
 
     def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
         self._traffic = traffic
@@ -307,13 +307,13 @@ class Proxy:
         wanted = stored.instance if stored else ""
         dispatcher = self._traffic.dispatcher
         if session and dispatcher.asks_first:
-            begin = partial(self._begin_exchange, connection, http_request, facts, session, wanted)
+            begin = partial(self._begin_request, connection, http_request, facts, session, wanted)
             Arrival(self._traffic, connection).wait_for(partial(dispatcher.ask_arrival, session), begin)
         else:
             turn = dispatcher.count_arrival(session)
-            self._begin_exchange(connection, http_request, facts, session, wanted, turn)
+            self._begin_request(connection, http_request, facts, session, wanted, turn)
 
-    def _begin_exchange(
+    def _begin_request(
         self,
         connection: ClientConnection,
         http_request: HttpRequest,
@@ -329,10 +329,10 @@ class Proxy:
         request = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens, wanted)
         message = ClientMessage(path, http_request.forwarded(client_id), http_request.body)
         responses = self._responses if path.startswith(RESPONSES) else None
-        exchange = Exchange(self._traffic, self._pools, connection, request, message, responses)
+        proxied = ProxiedRequest(self._traffic, self._pools, connection, request, message, responses)
         connection.held.count_keys(len(facts.keys))
-        connection.in_flight = exchange
-        exchange.start_request()
+        connection.in_flight = proxied
+        proxied.start_request()
 
 
 def _read_aside(

@@ -17,7 +17,7 @@ ROW_KINDS = (int, int, int, str, int, str, int, str, str)
 FIXED = len(ROW_KINDS)
 
 
-class Place(NamedTuple):
+class TableInstance(NamedTuple):
     """One instance in the shared table."""
 
     active: int
@@ -46,7 +46,7 @@ class TableRow(NamedTuple):
     moving_by: str
     """Token of that claim."""
     life: str
-    places: dict[str, Place]
+    instances: dict[str, TableInstance]
 
 
 class Hint(NamedTuple):
@@ -76,9 +76,10 @@ def read_row(answer: bytes, names: tuple[str, ...]) -> TableRow:
     row: list[Any] = flat
     granted, turns, version, instance, since_us, moving_to, left_us, moving_by, life = row[:FIXED]
     counts = row[FIXED:]
-    places = {name: Place(*counts[3 * at : 3 * at + 3]) for at, name in enumerate(names)}
+    instances = {name: TableInstance(*counts[3 * at : 3 * at + 3]) for at, name in enumerate(names)}
     since_s = None if since_us < 0 else since_us / 1e6
-    return TableRow(bool(granted), turns, version, instance, since_s, moving_to, left_us / 1e6, moving_by, life, places)
+    left_s = left_us / 1e6
+    return TableRow(bool(granted), turns, version, instance, since_s, moving_to, left_s, moving_by, life, instances)
 
 
 _HEAD = """

@@ -16,14 +16,14 @@ from uuid import uuid4
 from runners.router.counts import Counts
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
-from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument
+from runners.router.sessions.redis_rows import Hint, TableInstance, TableRow, read_row, script_argument
 from runners.router.spec import BindingRules
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one script call, during which Redis is blocked."""
 PENDING_LOSSES = 1000
 """Lost instances waiting to be reported to Redis; the oldest beyond it is dropped, and its bindings stay."""
-NOWHERE = Place(0, 0, 0)
+NOWHERE = TableInstance(0, 0, 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -62,9 +62,9 @@ class SharedBindings(Bindings):
         self._link = RedisLink(rules, counts, self._report_losses)
         self._life = ""
         self._life_to_be = uuid4().hex
-        self._places: dict[str, Place] = {}
+        self._instances: dict[str, TableInstance] = {}
         self._claims: dict[str, MigrationClaim] = {}
-        self._pending_losses: dict[str, Place] = {}
+        self._pending_losses: dict[str, TableInstance] = {}
         """Instances lost while Redis was away, to be reported first when it is back."""
 
     async def start(self) -> None:
@@ -82,14 +82,14 @@ class SharedBindings(Bindings):
 
     def count_active(self, instance: str) -> int:
         """Sessions bound to it now by all routers, plus this router's uncommitted ones."""
-        if not self._link.up or instance not in self._places:
+        if not self._link.up or instance not in self._instances:
             return super().count_active(instance)
-        return self._places[instance].active + self._coming[instance]
+        return self._instances[instance].active + self._coming[instance]
 
     def count_assigned(self, instance: str) -> int:
-        if not self._link.up or instance not in self._places:
+        if not self._link.up or instance not in self._instances:
             return super().count_assigned(instance)
-        return self._places[instance].assigned + self._coming[instance]
+        return self._instances[instance].assigned + self._coming[instance]
 
     def take_recounted(self) -> Collection[str]:
         """All instances: other routers change the counts too."""
@@ -158,7 +158,7 @@ class SharedBindings(Bindings):
         assert row is not None
         if row.version == before:
             return
-        self._move_place(row, binding.instance, instance)
+        self._count_move(row, binding.instance, instance)
         token = ""
         if claim is not None:
             token, claim.held = claim.token, False
@@ -173,7 +173,7 @@ class SharedBindings(Bindings):
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         gone = super().release_instance(instance)
-        known = self._places.get(instance, NOWHERE)
+        known = self._instances.get(instance, NOWHERE)
         if self._link.up:
             self._report_loss(instance, known)
         else:
@@ -187,7 +187,7 @@ class SharedBindings(Bindings):
         names = tuple(sorted({*among, instance}))
 
         def answered(table_row: TableRow) -> None:
-            self._places.update(table_row.places)
+            self._instances.update(table_row.instances)
             if not table_row.granted:
                 self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
 
@@ -196,10 +196,10 @@ class SharedBindings(Bindings):
 
     def refresh_table(self) -> None:
         """Once a second: read the session counts, renew claims, drop removed instances."""
-        for gone in self._places.keys() - set(self._names()):
-            del self._places[gone]
+        for gone in self._instances.keys() - set(self._names()):
+            del self._instances[gone]
         if self._link.prompt:
-            self._call_script("look", "", (), self._note_places)
+            self._call_script("look", "", (), self._note_instances)
             for claim in tuple(self._claims.values()):
                 self._renew_claim(claim)
 
@@ -236,13 +236,13 @@ class SharedBindings(Bindings):
         losses, self._pending_losses = self._pending_losses, {}
         for instance, known in losses.items():
             self._report_loss(instance, known)
-        self._call_script("look", "", (), self._note_places)
+        self._call_script("look", "", (), self._note_instances)
 
-    def _report_loss(self, instance: str, known: Place) -> None:
+    def _report_loss(self, instance: str, known: TableInstance) -> None:
         values = (instance, known.epoch, self._life)
-        self._call_script("lose", "", values, self._note_places, partial(self._queue_loss, instance, known))
+        self._call_script("lose", "", values, self._note_instances, partial(self._queue_loss, instance, known))
 
-    def _queue_loss(self, instance: str, known: Place) -> None:
+    def _queue_loss(self, instance: str, known: TableInstance) -> None:
         self._pending_losses[instance] = known
         if len(self._pending_losses) > PENDING_LOSSES:
             del self._pending_losses[next(iter(self._pending_losses))]
@@ -282,7 +282,7 @@ class SharedBindings(Bindings):
 
     def _take_row(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
         """Update the working copy from the table; `anyhow`: even if the copy has a higher version."""
-        self._note_places(table_row)
+        self._note_instances(table_row)
         now = self._clock()
         row = self._touch_row(session, now)
         assert isinstance(row, SharedRow)
@@ -302,16 +302,17 @@ class SharedBindings(Bindings):
                 row.instance = ""
                 self._settle_row(row)
         row.version, row.life = table_row.version, table_row.life
-        row.epoch = table_row.places.get(table_row.instance, NOWHERE).epoch
+        row.epoch = table_row.instances.get(table_row.instance, NOWHERE).epoch
 
-    def _note_places(self, table_row: TableRow) -> None:
+    def _note_instances(self, table_row: TableRow) -> None:
         self._life = table_row.life
-        self._places.update(table_row.places)
+        self._instances.update(table_row.instances)
 
-    def _move_place(self, row: SharedRow, source: str, target: str) -> None:
+    def _count_move(self, row: SharedRow, source: str, target: str) -> None:
         """Count a session at its new owner until the table reports it."""
-        row.life, row.epoch = self._life, self._places.get(target, NOWHERE).epoch
+        row.life, row.epoch = self._life, self._instances.get(target, NOWHERE).epoch
         for name, more in ((source, -1), (target, 1)):
-            place = self._places.get(name)
-            if place is not None:
-                self._places[name] = Place(max(0, place.active + more), place.assigned + (more > 0), place.epoch)
+            known = self._instances.get(name)
+            if known is not None:
+                active, assigned = max(0, known.active + more), known.assigned + (more > 0)
+                self._instances[name] = TableInstance(active, assigned, known.epoch)

@@ -13,8 +13,8 @@ import pytest
 from results.connector_tax.combined_taxes import (
     Additive,
     Additivity,
-    Amplification,
     Decomposition,
+    TaxAmplification,
     Trend,
     _fit_slope,
     _weigh_taxes,
@@ -46,7 +46,7 @@ from tests.results.statistics.in_memory import (
 )
 
 TTFT = Metric.TTFT_P90
-_Row = TypeVar("_Row", Decomposition, Additivity, Amplification)
+_Row = TypeVar("_Row", Decomposition, Additivity, TaxAmplification)
 
 
 def at_safe(taxes: Mapping[str, float], seed: int = 0, trials: Sequence[int] = (0,)) -> Measurements:

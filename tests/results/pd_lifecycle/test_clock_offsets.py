@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.pd_lifecycle.clock_offsets import MAX_RATE, Exchange, Offset, align_clocks, clock_of, estimate_offsets
+from results.pd_lifecycle.clock_offsets import (
+    MAX_RATE,
+    Offset,
+    StampedExchange,
+    align_clocks,
+    clock_of,
+    estimate_offsets,
+)
 from results.records.lifecycle import RequestConfig
 from tests.results.pd_lifecycle.synthetic import T0_NS, Truth, seen
 
@@ -20,7 +27,7 @@ FAR = 86_400 * 10**9
 
 def _exchanges(
     offset: Callable[[float], float], seconds: Sequence[float], *, delay_us: float = 300.0, seed: int = 0
-) -> list[Exchange]:
+) -> list[StampedExchange]:
     """`offset`: nanoseconds at a time in seconds. Each way takes an exponential time of this mean, never the same."""
     rng = np.random.default_rng(seed)
     actual = []
@@ -29,7 +36,7 @@ def _exchanges(
         asked = T0_NS + round(at * 1e9)
         shift = FAR + round(offset(at))
         heard, answered = asked + round(there) + shift, asked + round(there + hold) + shift
-        actual.append(Exchange(asked, heard, answered, asked + round(there + hold + back)))
+        actual.append(StampedExchange(asked, heard, answered, asked + round(there + hold + back)))
     return actual
 
 
@@ -81,7 +88,7 @@ def test_a_clock_that_is_set_is_found_where_it_was_set(by_ms: float, at: int) ->
 def test_a_clock_set_during_an_exchange_spoils_it_and_its_neighbors() -> None:
     exchanges = _exchanges(lambda _: 0.0, range(20))
     spoilt = exchanges[10]
-    exchanges[10] = Exchange(spoilt.asked, spoilt.heard, spoilt.answered + 50_000_000, spoilt.got)
+    exchanges[10] = StampedExchange(spoilt.asked, spoilt.heard, spoilt.answered + 50_000_000, spoilt.got)
     offsets, steps = estimate_offsets(exchanges)
     assert steps
     assert offsets[10].offset_ns is None

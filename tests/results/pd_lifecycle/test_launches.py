@@ -274,7 +274,7 @@ def test_the_median_over_the_grid_has_an_interval_over_launches_and_one_size_doe
     truth = float(np.expm1(0.5))
     sizes = sorted({(one.config.prior_context, one.config.current_new_tokens) for one in records})
     slow = [
-        replace(one, more_ms={**one.more_ms, "client_ttft": 10 * (one.ttft_ms or 0.0)})
+        replace(one, more_ms={**one.more_ms, "client_ttft": 10 * (one.client_ttft_ms or 0.0)})
         if (one.config.prior_context, one.config.current_new_tokens) == sizes[0]
         else one
         for one in records
@@ -345,7 +345,7 @@ def test_a_result_that_moves_with_the_order_of_the_launches_is_said(tmp_path: Pa
     """The handover takes 10 % longer in each further launch; the combined engines do not."""
     write_run(tmp_path, tuple(grid(Truth(), sizes=(512, 2048, 8192))))
     moved = [
-        replace(one, more_ms={**one.more_ms, "client_ttft": (one.ttft_ms or 0.0) * 1.1**one.trial})
+        replace(one, more_ms={**one.more_ms, "client_ttft": (one.client_ttft_ms or 0.0) * 1.1**one.trial})
         for one in _launched(np.random.default_rng(8), launches=5, overhead=0.5, noise=0.01)
     ]
     overheads = measure_grid_overheads(moved)

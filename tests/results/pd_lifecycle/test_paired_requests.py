@@ -113,7 +113,7 @@ def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
     view: LifecycleView | None = None
     for record in records:
         event = LifecycleMeasured(
-            "sweep/a", 0, 512, 32, record.repetition, warmup=record.warmup, ttft_ms=record.ttft_ms,
+            "sweep/a", 0, 512, 32, record.repetition, warmup=record.warmup, ttft_ms=record.client_ttft_ms,
             colo_ttft_ms=record.colo.ttft_ms, colo_first=record.colo.first,
         )  # fmt: skip
         view = lifecycle_after(view, event, 1.0, 1)

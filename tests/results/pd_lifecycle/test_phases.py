@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.pd_lifecycle.phases import BREAKDOWN, MORE, Breakdown, break_down
-from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, Clock, Colo, MoreStamps, Place, Stamps
+from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, Clock, ClockSide, Colo, MoreStamps, Stamps
 
 ONE_HOST = Clock("a", "a", "a", 0, 0)
 STAMPS = tuple(Stamps.__dataclass_fields__)
@@ -77,7 +77,7 @@ def test_nothing_is_negative_or_made_up(
 @settings(deadline=None)
 @given(chains, st.integers(-(10**15), 10**15), st.integers(0, 10**6), st.sampled_from(["prefill", "decode"]))
 def test_two_hosts_give_the_same_phases_once_their_clocks_are_aligned(
-    at: list[int], offset_ns: int, error_ns: int, side: Place
+    at: list[int], offset_ns: int, error_ns: int, side: ClockSide
 ) -> None:
     stamps = Stamps(*at)
     there = {name: getattr(stamps, name) for name in STAMPS}

@@ -15,6 +15,7 @@ from results.records.lifecycle import (
     HANDSHAKE_PARTS,
     NO_PLAIN,
     PHASES,
+    VERSION,
     LifecycleRecord,
     RequestConfig,
     Verification,
@@ -70,10 +71,10 @@ def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
 
 def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    write_indented_json(path, replace(seen(Truth(), CONFIG).record(), version=4))
+    write_indented_json(path, replace(seen(Truth(), CONFIG).record(), version=VERSION + 1))
     gap = read_lifecycle(path)
     assert isinstance(gap, Gap)
-    assert "version 4" in gap.reason
+    assert f"version {VERSION + 1}" in gap.reason
 
 
 def test_a_record_of_version_2_is_of_the_first_trial_and_has_no_plain_engine(tmp_path: Path) -> None:
@@ -84,9 +85,20 @@ def test_a_record_of_version_2_is_of_the_first_trial_and_has_no_plain_engine(tmp
     path.write_text(json.dumps(old))
     read = read_lifecycle(path)
     assert isinstance(read, LifecycleRecord)
-    assert (read.trial, read.plain.ttft_ms, read.version) == (0, None, 3)
+    assert (read.trial, read.plain.ttft_ms, read.version) == (0, None, VERSION)
     assert read.plain.reason == NO_PLAIN
     assert read == now
+
+
+def test_a_record_of_version_3_is_read_with_the_side_of_its_ttft_in_the_name(tmp_path: Path) -> None:
+    now = seen(Truth(), CONFIG).record()
+    now = replace(now, error_ms={"router_ttft": 0.5}, gaps={**now.gaps, "router_ttft": "a reason"})
+    old = msgspec.to_builtins(now) | {"version": 3}
+    for name in ("more_ms", "error_ms", "gaps"):
+        old[name]["ttft"] = old[name].pop("router_ttft")
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(old))
+    assert read_lifecycle(path) == now
 
 
 def test_an_aggregate_of_format_2_gets_the_plain_name_of_the_sign() -> None:

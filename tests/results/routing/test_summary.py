@@ -14,7 +14,7 @@ from results.records.routing_cells import InstanceNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.read import LoadedCell
-from results.routing.summary import RoutedSummary, amplification_of, engines_apc, summarize_cell, summary_of
+from results.routing.summary import RoutedSummary, engines_apc, read_amplification, summarize_cell, summary_of
 from tests.examples import examples
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records, turns_from
 
@@ -111,7 +111,7 @@ def test_a_turn_cut_after_its_first_token_has_a_ttft_and_no_more() -> None:
 def test_amplification_is_wall_clock_over_span_or_says_why_not(
     replay: dict[str, float], value: float | None, reason: str | None
 ) -> None:
-    found = amplification_of(replay)
+    found = read_amplification(replay)
     assert found.value == value
     assert (found.reason is None) if reason is None else (reason in (found.reason or ""))
 

@@ -18,7 +18,7 @@ from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.cells_ahead import CellsAhead
-from runners.simulator.places import LOCAL
+from runners.simulator.backends import LOCAL
 from state import lease as leases
 from state.store import RunStore
 from tests.runners.campaign.scripted import Scripted

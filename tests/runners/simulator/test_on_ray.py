@@ -15,7 +15,7 @@ from runners.campaign.run_process import work
 from runners.campaign.start import create_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named
-from runners.simulator.places import LOCAL, LocalSimulations, is_place, open_simulations
+from runners.simulator.backends import LOCAL, LocalSimulations, is_backend, open_simulations
 from state.workspace import Workspace
 from tests.e2e.cli import view_of
 from tests.runners.experiments.routing.test_simulation import SAME, cells_of, plan_run
@@ -27,7 +27,7 @@ KILL_WITHIN_S = 240.0
     ("where", "known"), [("local", True), ("ray", True), ("ray://head:10001", True), ("k8s", False)]
 )
 def test_a_place_is_checked_before_anything_runs(where: str, known: bool) -> None:
-    assert is_place(where) is known
+    assert is_backend(where) is known
     if not known:
         with pytest.raises(RunnerError, match=r"simulation\.on"):
             plan_run(f"simulation.on={where}")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runners.router.policies import POLICIES, describe_policies, make_policy, parameters_of, policy_class
+from runners.router.policies import describe_policies, make_policy, parameters_of, policy_class
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.policy import PolicyError
 from runners.router.policies.unified import Unified
+from tests.policy_table import PAGE, make_table, read_table
 from tests.runners.router.logs import NEEDED
 from tests.runners.router.views import ask, load, view
 
@@ -35,11 +36,7 @@ class Last:
 '''
 
 
-def test_every_policy_of_the_specifications_is_there_with_a_source() -> None:
-    assert set(POLICIES) == {
-        "round_robin", "load_only", "lmetric", "kv_linear", "sticky", "unified", "unified_spread", "approach_a",
-        "kv_aware", "leastwork", "leastwork_spread", "ear", "static_pd",
-    }  # fmt: skip
+def test_every_policy_has_a_source_and_explains_its_parameters() -> None:
     for info in describe_policies():
         assert info.source
         assert info.summary.endswith(".")
@@ -119,11 +116,8 @@ def test_a_file_that_is_not_there_is_named() -> None:
         make_policy("/nowhere.py", {})
 
 
-DOCS = Path(__file__).parents[4] / "docs" / "policies.md"
-
-
 def test_the_policy_in_the_documentation_works(tmp_path: Path) -> None:
-    code = DOCS.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    code = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     (tmp_path / "mine.py").write_text(code)
     policy = make_policy(str(tmp_path / "mine.py"), {"limit": "4"})
     assert policy.decide(ask(1000, {"a": 900}), view(load("a", bs=3), load("b"))).instance == "a"
@@ -131,11 +125,8 @@ def test_the_policy_in_the_documentation_works(tmp_path: Path) -> None:
     assert policy.decide(ask(tried=["a"]), view(load("a"))).instance == ""
 
 
-def test_the_documentation_names_every_policy_and_every_parameter() -> None:
-    text = DOCS.read_text(encoding="utf-8")
-    for info in describe_policies():
-        assert f"`{info.name}`" in text
-        assert [one.name for one in info.parameters if one.name not in text] == []
+def test_the_page_has_the_table_of_the_registry() -> None:
+    assert read_table() == make_table(), "run: python -m tests.policy_table"
 
 
 TOY = '''
@@ -164,6 +155,10 @@ def test_a_policy_is_one_file_and_one_line(tmp_path: Path) -> None:
         "policies.POLICIES.update(policies.collect_policies(['toy']))\n"
         "from runners.router.policies.reasons import REASONS\n"
         "assert REASONS['first_by_name'] == 'it is the first by name'\n"
+        "from results.report.policy_pens import OTHER_PENS, assign_pens\n"
+        "assert assign_pens({'toy': 'toy'})['toy'] in OTHER_PENS\n"
+        "from tests.policy_table import make_table\n"
+        "assert '| `toy` | always the first instance | yes | none |' in make_table()\n"
         "from runners.cli import app\n"
         "app(['policies', 'toy'])\n"
     )

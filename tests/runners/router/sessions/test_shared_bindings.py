@@ -135,7 +135,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
         a.refresh_table()
         await a.settled()
         assert a.count_active("a") == 1
-        late = b._places["a"]._replace(epoch=0)
+        late = b._instances["a"]._replace(epoch=0)
         b._report_loss("a", late)
         await b.settled()
         assert await a.turn("s0") == 2
@@ -234,11 +234,11 @@ async def test_instances_that_are_gone_for_good_are_not_remembered_for_ever(redi
         await until(lambda: a.shared)
         a.refresh_table()
         await a.settled()
-        assert set(a._places) == {"a", "b", "c"}
+        assert set(a._instances) == {"a", "b", "c"}
         a._names = lambda: ("c", "d")
         a.refresh_table()
         await a.settled()
-        assert set(a._places) == {"c", "d"}
+        assert set(a._instances) == {"c", "d"}
         redis_server.kill()
         a.refresh_table()
         await a.settled()

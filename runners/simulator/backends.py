@@ -53,7 +53,7 @@ class LocalSimulations:
         raise child.make_error(line, "the simulation ended with no outcome", SimulationError)
 
 
-def is_place(where: str) -> bool:
+def is_backend(where: str) -> bool:
     return where in (LOCAL, RAY) or where.startswith("ray://")
 
 

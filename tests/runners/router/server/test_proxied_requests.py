@@ -1,4 +1,4 @@
-"""Exchanges in any order of events, transfers included: each ends once, each transfer learns of it, nothing leaks."""
+"""Proxied requests in any order of events, transfers included: each ends once, its transfer learns of it, no leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runners.router.instances.upstream import Answer, Pool
 from runners.router.ledger import Ledger, PendingOutcome, Pick
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection
-from runners.router.server.proxy import Exchange
+from runners.router.server.proxy import ProxiedRequest
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
@@ -61,16 +61,16 @@ class FakePool:
 
     def __init__(self, name: str) -> None:
         self.target = Target(name, 1, name, name, "", tls=False)
-        self.open: list[Exchange] = []
+        self.open: list[ProxiedRequest] = []
 
     def make_post(self, path: bytes, headers: bytes, body: bytes) -> tuple[bytes, ...]:
         return (body,)
 
-    def send_request(self, caller: Exchange, payload: tuple[bytes, ...]) -> None:
-        assert caller not in self.open, "one request of an exchange at a time"
+    def send_request(self, caller: ProxiedRequest, payload: tuple[bytes, ...]) -> None:
+        assert caller not in self.open, "one attempt of a request at a time"
         self.open.append(caller)
 
-    def cancel_request(self, caller: Exchange) -> None:
+    def cancel_request(self, caller: ProxiedRequest) -> None:
         if caller in self.open:
             self.open.remove(caller)
 
@@ -134,8 +134,8 @@ class Life(RuleBasedStateMachine):
             Choosing(), self.cluster, self.bindings, indexes, cast(Ledger, self.notes), self.counts, BLOCK, self.driver
         )
         self.traffic = Traffic(dispatcher, health, self.counts, Limits(first_byte_s=10.0), self.fake)
-        self.clients: dict[Exchange, FakeClient] = {}
-        self.answered: set[Exchange] = set()
+        self.clients: dict[ProxiedRequest, FakeClient] = {}
+        self.answered: set[ProxiedRequest] = set()
 
     @rule(kind=st.sampled_from(KINDS), session=st.sampled_from(("", "s", "t")), blocks=st.integers(0, 6))
     def send(self, kind: str, session: str, blocks: int) -> None:
@@ -144,11 +144,11 @@ class Life(RuleBasedStateMachine):
         turn = self.traffic.dispatcher.count_arrival(session)
         request = Request(name, session, turn, tuple(range(blocks)), blocks * BLOCK + 1, 16)
         message = ClientMessage(b"/v1/completions", b"", b'{"prompt": [1]}')
-        exchange = Exchange(
+        proxied = ProxiedRequest(
             self.traffic, cast(dict[str, Pool], self.pools), cast(ClientConnection, client), request, message
         )
-        self.clients[exchange] = client
-        exchange.start_request()
+        self.clients[proxied] = client
+        proxied.start_request()
 
     @precondition(lambda self: any(not one.over for one in self.fake.movements))
     @rule(data=st.data(), status=st.sampled_from(("transferred", "transferred", "failed", "refused")))
@@ -159,47 +159,47 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data(), status=st.sampled_from((200, 200, 200, 404, 429, 500, 503)))
     def answer(self, data: st.DataObject, status: int) -> None:
         """A head, and with it the first bytes of the body."""
-        exchange = data.draw(st.sampled_from(self.at_instances()))
-        if exchange in self.answered:
+        proxied = data.draw(st.sampled_from(self.at_instances()))
+        if proxied in self.answered:
             return
-        pool = self.pools[exchange.instance]
+        pool = self.pools[proxied.instance]
         answer = Answer(status, (), {}, chunked=True, sized=False, events=True)
-        pool.open.remove(exchange)
-        if exchange.head_received(answer):
-            pool.open.append(exchange)
-            self.answered.add(exchange)
-            exchange.body_received(b"5\r\ndata:\r\n")
+        pool.open.remove(proxied)
+        if proxied.head_received(answer):
+            pool.open.append(proxied)
+            self.answered.add(proxied)
+            proxied.body_received(b"5\r\ndata:\r\n")
 
     @precondition(lambda self: self.at_instances())
     @rule(data=st.data(), kind=st.sampled_from(("ends", "closed", "stall", "connect")))
     def link_ends(self, data: st.DataObject, kind: str) -> None:
-        exchange = data.draw(st.sampled_from(self.at_instances()))
-        self.pools[exchange.instance].open.remove(exchange)
-        answered = exchange in self.answered
-        self.answered.discard(exchange)
+        proxied = data.draw(st.sampled_from(self.at_instances()))
+        self.pools[proxied.instance].open.remove(proxied)
+        answered = proxied in self.answered
+        self.answered.discard(proxied)
         if kind == "ends" and answered:
-            exchange.response_ended(proven=True)
+            proxied.response_ended(proven=True)
         else:
-            exchange.request_failed(Failure(kind, kind))
+            proxied.request_failed(Failure(kind, kind))
 
     @precondition(lambda self: self.open())
     @rule(data=st.data(), what=st.sampled_from(("leave", "cut", "elsewhere", "timeout", "forgo")))
     def from_outside(self, data: st.DataObject, what: str) -> None:
-        exchange = data.draw(st.sampled_from(self.open()))
-        if what == "timeout" and (exchange in self.answered or exchange in self.traffic.moving):
+        proxied = data.draw(st.sampled_from(self.open()))
+        if what == "timeout" and (proxied in self.answered or proxied in self.traffic.moving):
             return
         if what == "forgo":
-            if exchange in self.traffic.moving:
-                exchange.give_up_transfer("too slow")
+            if proxied in self.traffic.moving:
+                proxied.give_up_transfer("too slow")
             return
-        self.answered.discard(exchange)
+        self.answered.discard(proxied)
         if what == "leave":
-            self.clients[exchange].left = True
-            exchange.abandon_request()
+            self.clients[proxied].left = True
+            proxied.abandon_request()
         elif what == "timeout":
-            exchange.fail_attempt(Failure("timeout", "too slow"))
+            proxied.fail_attempt(Failure("timeout", "too slow"))
         else:
-            exchange.cut_request("as asked", elsewhere=what == "elsewhere")
+            proxied.cut_request("as asked", elsewhere=what == "elsewhere")
 
     @rule(instance=st.sampled_from(NAMES))
     def goes_or_comes(self, instance: str) -> None:
@@ -207,35 +207,35 @@ class Life(RuleBasedStateMachine):
         self.cluster.set_available(instance, not load.available, "gone")
         if not load.available:
             return
-        for exchange in tuple(self.pools[instance].open):
-            if exchange in self.answered:
-                self.answered.discard(exchange)
-                self.pools[instance].open.remove(exchange)
-                exchange.request_failed(Failure("closed", "gone"))
+        for proxied in tuple(self.pools[instance].open):
+            if proxied in self.answered:
+                self.answered.discard(proxied)
+                self.pools[instance].open.remove(proxied)
+                proxied.request_failed(Failure("closed", "gone"))
         self.traffic.lose_instance(instance, "gone")
 
     @rule(seconds=st.sampled_from((0.0, 1e9)))
     def time_passes(self, seconds: float) -> None:
         self.traffic.sweep_waiting(self.at_s() + seconds)
-        self.answered -= {exchange for exchange in self.answered if exchange not in self.traffic.streaming}
+        self.answered -= {proxied for proxied in self.answered if proxied not in self.traffic.streaming}
 
     def at_s(self) -> float:
-        return max((exchange.t_dispatch_s for exchange in self.open()), default=0.0)
+        return max((proxied.t_dispatch_s for proxied in self.open()), default=0.0)
 
-    def open(self) -> list[Exchange]:
+    def open(self) -> list[ProxiedRequest]:
         traffic = self.traffic
-        return [cast(Exchange, one) for one in (*traffic.moving, *traffic.waiting, *traffic.streaming)]
+        return [cast(ProxiedRequest, one) for one in (*traffic.moving, *traffic.waiting, *traffic.streaming)]
 
-    def at_instances(self) -> list[Exchange]:
-        return [exchange for pool in self.pools.values() for exchange in pool.open]
+    def at_instances(self) -> list[ProxiedRequest]:
+        return [proxied for pool in self.pools.values() for proxied in pool.open]
 
     @invariant()
     def each_request_is_in_one_place_or_has_ended_once(self) -> None:
         traffic, open_ = self.traffic, self.open()
         assert len(open_) == len(set(open_))
         assert {*traffic.waiting, *traffic.streaming} == set(self.at_instances())
-        for exchange, client in self.clients.items():
-            assert client.ends == (0 if exchange in open_ or client.left else 1)
+        for proxied, client in self.clients.items():
+            assert client.ends == (0 if proxied in open_ or client.left else 1)
 
     @invariant()
     def transfers_belong_to_requests_that_wait_for_them(self) -> None:
@@ -247,7 +247,7 @@ class Life(RuleBasedStateMachine):
         loads = self.cluster.take_view().instances
         for load in loads:
             assert min(load.pending_prefill_tokens, load.ongoing_tokens, load.ongoing_decode_tokens) >= 0
-            own = sum(exchange.instance == load.instance for exchange in self.open())
+            own = sum(proxied.instance == load.instance for proxied in self.open())
             lent = sum(one.transfer.source == load.instance for one in self.prefilling())
             assert load.num_requests == own + lent
         assert self.open() or is_idle(loads)
@@ -266,9 +266,9 @@ class Life(RuleBasedStateMachine):
                 assert not outcome.movement.open
 
     def teardown(self) -> None:
-        for exchange in self.open():
-            self.clients[exchange].left = True
-            exchange.abandon_request()
+        for proxied in self.open():
+            self.clients[proxied].left = True
+            proxied.abandon_request()
         self.counters_are_those_of_what_is_open()
         self.every_pick_has_ended_once_or_is_open()
         assert not any(self.bindings.moving_to(session) for session in ("s", "t"))

@@ -29,7 +29,7 @@ from runners.router.instances.upstream import (
     LONE_CHUNK_LIMIT_BYTES,
     Answer,
     Caller,
-    Link,
+    InstanceConnection,
     resolve_instance,
     whole_chunks,
 )
@@ -56,7 +56,7 @@ class Taker:
 
     def __init__(self, *, wants: bool = True) -> None:
         self.t_read_s = 0.0
-        self.link: Link | None = None
+        self.connection: InstanceConnection | None = None
         self.wants = wants
         self.answer: Answer | None = None
         self.pieces: list[bytes] = []
@@ -84,13 +84,13 @@ class Pool(upstream.Pool):
     """An owner that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.back: list[Link] = []
+        self.back: list[InstanceConnection] = []
         self.again: list[Caller] = []
 
-    def give_back(self, link: Link) -> None:
-        self.back.append(link)
+    def give_back(self, connection: InstanceConnection) -> None:
+        self.back.append(connection)
 
-    def forget_link(self, link: Link) -> None:
+    def forget_connection(self, connection: InstanceConnection) -> None:
         pass
 
     def send_again(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
@@ -103,7 +103,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
-        self.full: Link | None = None
+        self.full: InstanceConnection | None = None
         """Whom to tell that the socket does not take it all at once."""
         self.write_s = 0.0
         """The router has no core for this long behind the write."""
@@ -125,12 +125,12 @@ class Wire(asyncio.Transport):
         self.closed = True
 
 
-def link_with(taker: Taker, *, pooled: bool = False) -> tuple[Link, Pool, Wire]:
+def connection_with(taker: Taker, *, pooled: bool = False) -> tuple[InstanceConnection, Pool, Wire]:
     pool, wire = Pool(), Wire()
-    link = Link(pool)
-    link.connection_made(wire)
-    link.send_request(taker, (b"request",), pooled=pooled)
-    return link, pool, wire
+    connection = InstanceConnection(pool)
+    connection.connection_made(wire)
+    connection.send_request(taker, (b"request",), pooled=pooled)
+    return connection, pool, wire
 
 
 def chunked(bodies: list[bytes]) -> bytes:
@@ -152,13 +152,13 @@ def test_a_body_arrives_byte_for_byte_in_whatever_pieces_it_came(
     bodies: list[bytes], cuts: list[int], events: bool
 ) -> None:
     taker = Taker()
-    link, pool, _ = link_with(taker)
+    connection, pool, _ = connection_with(taker)
     body = chunked(bodies)
     for piece in pieces_of(head(events=events) + body, cuts):
-        link.data_received(piece)
+        connection.data_received(piece)
     assert b"".join(taker.pieces) == body
     assert taker.ends == [True]
-    assert pool.back == [link]
+    assert pool.back == [connection]
     assert join_chunks(body) == b"".join(bodies)
 
 
@@ -167,16 +167,16 @@ def test_of_a_stream_that_breaks_only_whole_chunks_were_passed_on(
     bodies: list[bytes], at: int, cuts: list[int]
 ) -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
+    connection, _, _ = connection_with(taker)
     body = chunked(bodies)
     cut = at % len(body)
     for piece in pieces_of(head(events=True) + body[:cut], cuts):
-        link.data_received(piece)
-    link.connection_lost(None)
+        connection.data_received(piece)
+    connection.connection_lost(None)
     passed = b"".join(taker.pieces)
     assert body.startswith(passed)
     assert whole_chunks(passed) == len(passed)
-    assert not link.torn
+    assert not connection.torn
     assert isinstance(taker.ends[-1], Failure)
 
 
@@ -188,14 +188,14 @@ def one_by_one(bodies: list[bytes]) -> list[bytes]:
 @pytest.mark.parametrize("longest", [1, 16, LONE_CHUNK_LIMIT_BYTES - 20, 2 * LONE_CHUNK_LIMIT_BYTES])
 def test_a_chunk_that_comes_alone_is_passed_on_at_once(longest: int) -> None:
     taker = Taker()
-    link, pool, _ = link_with(taker)
-    link.data_received(head(events=True))
+    connection, pool, _ = connection_with(taker)
+    connection.data_received(head(events=True))
     chunks = one_by_one([b"x" * length for length in range(max(1, longest - 40), longest + 1)])
     for position, chunk in enumerate(chunks):
-        link.data_received(chunk)
+        connection.data_received(chunk)
         assert taker.pieces == chunks[: position + 1]
     assert taker.ends == [True]
-    assert pool.back == [link]
+    assert pool.back == [connection]
 
 
 @given(LIKE_CHUNKS, st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 3)), max_size=8), st.integers(0, 10_000))
@@ -207,31 +207,31 @@ def test_reads_that_end_near_chunks_neither_lose_nor_split_one(
     places = [0, *accumulate(map(len, chunks))]
     cuts = [max(0, places[number % len(places)] + by) for number, by in ends]
     whole, broken = Taker(), Taker()
-    link, _, _ = link_with(whole)
-    link.data_received(head(events=True))
+    connection, _, _ = connection_with(whole)
+    connection.data_received(head(events=True))
     for piece in pieces_of(body, cuts):
-        link.data_received(piece)
+        connection.data_received(piece)
         passed = b"".join(whole.pieces)
         assert whole_chunks(passed) == len(passed)
     assert b"".join(whole.pieces) == body
     assert whole.ends == [True]
 
-    link, _, _ = link_with(broken)
-    link.data_received(head(events=True))
+    connection, _, _ = connection_with(broken)
+    connection.data_received(head(events=True))
     for piece in pieces_of(body[: at % len(body)], cuts):
-        link.data_received(piece)
-    link.connection_lost(None)
+        connection.data_received(piece)
+    connection.connection_lost(None)
     assert len(b"".join(broken.pieces)) == max(place for place in places if place <= at % len(body))
 
 
 def test_a_read_that_looks_like_a_chunk_within_another_waits_for_its_end() -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(head(events=True))
-    link.data_received(b"a\r\nxy")
-    link.data_received(b"3\r\nabc\r\n")
+    connection, _, _ = connection_with(taker)
+    connection.data_received(head(events=True))
+    connection.data_received(b"a\r\nxy")
+    connection.data_received(b"3\r\nabc\r\n")
     assert not taker.pieces
-    link.data_received(b"\r\n")
+    connection.data_received(b"\r\n")
     assert b"".join(taker.pieces) == b"a\r\nxy3\r\nabc\r\n\r\n"
 
 
@@ -240,10 +240,10 @@ def test_a_read_that_looks_like_a_chunk_within_another_waits_for_its_end() -> No
 )
 def test_a_size_that_is_written_otherwise_is_read_too(size_line: bytes, body: bytes) -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
+    connection, _, _ = connection_with(taker)
     chunks = [size_line + b"\r\n" + body + b"\r\n", b"2\r\nab\r\n", b"0\r\n\r\n"]
     for data in (head(events=True), *chunks):
-        link.data_received(data)
+        connection.data_received(data)
     assert taker.pieces == chunks
     assert taker.ends == [True]
 
@@ -251,9 +251,9 @@ def test_a_size_that_is_written_otherwise_is_read_too(size_line: bytes, body: by
 @pytest.mark.parametrize("garbage", [b"zz\r\n", b"3\r\nabcd\r\n", b"3\r\nabXYZ", b"-3\r\nabc\r\n", b"\r\n"])
 def test_garbage_between_chunks_is_a_failure_and_not_passed_on(garbage: bytes) -> None:
     taker = Taker()
-    link, _, wire = link_with(taker)
+    connection, _, wire = connection_with(taker)
     for data in (head(events=True), b"3\r\nabc\r\n", garbage):
-        link.data_received(data)
+        connection.data_received(data)
     assert taker.pieces == [b"3\r\nabc\r\n"]
     assert isinstance(taker.ends[0], Failure)
     assert taker.ends[0].kind == "protocol"
@@ -263,15 +263,15 @@ def test_garbage_between_chunks_is_a_failure_and_not_passed_on(garbage: bytes) -
 def test_a_connection_is_as_good_as_new_for_its_next_response() -> None:
     """Nothing of a stream's state is left for a body that is no stream, and the other way round."""
     one, two, three = Taker(), Taker(), Taker()
-    link, _, _ = link_with(one)
+    connection, _, _ = connection_with(one)
     for data in (head(events=True), *one_by_one([b"abc"])):
-        link.data_received(data)
-    link.send_request(two, (b"request",), pooled=True)
-    link.data_received(head(events=False, framing=b"content-length: 8"))
-    link.data_received(b"3\r\nabc\r\n")
-    link.send_request(three, (b"request",), pooled=True)
+        connection.data_received(data)
+    connection.send_request(two, (b"request",), pooled=True)
+    connection.data_received(head(events=False, framing=b"content-length: 8"))
+    connection.data_received(b"3\r\nabc\r\n")
+    connection.send_request(three, (b"request",), pooled=True)
     for data in (head(events=True), b"3\r\nab", b"c\r\n0\r\n\r\n"):
-        link.data_received(data)
+        connection.data_received(data)
     assert (two.pieces, two.ends) == ([b"3\r\nabc\r\n"], [True])
     assert (three.pieces, three.ends) == ([b"3\r\nabc\r\n0\r\n\r\n"], [True])
 
@@ -289,26 +289,26 @@ def test_a_post_is_the_same_bytes_in_one_piece_or_two(length: int) -> None:
 @given(st.binary(max_size=80), st.lists(st.integers(0, 10_000), max_size=8))
 def test_a_body_of_stated_length_is_passed_on_at_once(body: bytes, cuts: list[int]) -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
+    connection, _, _ = connection_with(taker)
     whole = head(events=False, framing=b"content-length: %d" % len(body)) + body
     for piece in pieces_of(whole, cuts):
-        link.data_received(piece)
+        connection.data_received(piece)
     assert b"".join(taker.pieces) == body
     assert taker.ends == [True]
 
 
 def test_a_head_alone_is_not_yet_an_answer_to_the_client() -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(head(events=True))
+    connection, _, _ = connection_with(taker)
+    connection.data_received(head(events=True))
     assert taker.answer is not None
     assert not taker.pieces
 
 
 def test_what_is_not_wanted_is_dropped_with_its_connection() -> None:
     taker = Taker(wants=False)
-    link, pool, wire = link_with(taker)
-    link.data_received(head(events=True) + chunked([b"x"]))
+    connection, pool, wire = connection_with(taker)
+    connection.data_received(head(events=True) + chunked([b"x"]))
     assert not taker.pieces
     assert not taker.ends
     assert wire.closed
@@ -318,8 +318,8 @@ def test_what_is_not_wanted_is_dropped_with_its_connection() -> None:
 @pytest.mark.parametrize("data", [b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"])
 def test_garbage_is_a_failure(data: bytes) -> None:
     taker = Taker()
-    link, _, wire = link_with(taker)
-    link.data_received(data)
+    connection, _, wire = connection_with(taker)
+    connection.data_received(data)
     assert isinstance(taker.ends[0], Failure)
     assert taker.ends[0].kind == "protocol"
     assert wire.closed
@@ -327,16 +327,16 @@ def test_garbage_is_a_failure(data: bytes) -> None:
 
 def test_bytes_behind_the_end_never_reach_the_client() -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(head(events=True) + chunked([b"x"]) + head(events=True) + chunked([b"y"]))
+    connection, _, _ = connection_with(taker)
+    connection.data_received(head(events=True) + chunked([b"x"]) + head(events=True) + chunked([b"y"]))
     assert b"y" not in b"".join(taker.pieces)
     assert isinstance(taker.ends[0], Failure)
 
 
 def test_an_informational_head_is_passed_over() -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + head(events=True) + chunked([b"x"]))
+    connection, _, _ = connection_with(taker)
+    connection.data_received(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + head(events=True) + chunked([b"x"]))
     assert taker.answer is not None
     assert taker.answer.status == 200
     assert taker.ends == [True]
@@ -349,12 +349,12 @@ def test_trailers_go_on_with_the_body_and_are_no_headers(events: bool) -> None:
     data = head(events=events) + body
     for cut in range(len(data)):
         taker = Taker()
-        link, pool, _ = link_with(taker)
+        connection, pool, _ = connection_with(taker)
         for piece in pieces_of(data, [cut]):
-            link.data_received(piece)
+            connection.data_received(piece)
         assert b"".join(taker.pieces) == body, cut
         assert taker.ends == [True]
-        assert pool.back == [link]
+        assert pool.back == [connection]
         assert taker.answer is not None
         assert [name for name, _ in taker.answer.headers] == [b"content-type", b"transfer-encoding"]
     assert join_chunks(body) == b"abc"
@@ -378,13 +378,13 @@ ENDLESS = {
 @pytest.mark.parametrize("events", [False, True])
 def test_framing_without_body_is_bounded(events: bool, endless: str) -> None:
     taker = Taker()
-    link, _, wire = link_with(taker)
-    link.data_received(head(events=events) + b"3\r\nabc\r\n")
+    connection, _, wire = connection_with(taker)
+    connection.data_received(head(events=events) + b"3\r\nabc\r\n")
     begin, more = ENDLESS[endless]
-    link.data_received(begin)
+    connection.data_received(begin)
     sent = 0
     while not wire.closed and sent < 64 * len(more):
-        link.data_received(more)
+        connection.data_received(more)
         sent += len(more)
     assert isinstance(taker.ends[0], Failure)
     assert taker.ends[0].kind == "protocol"
@@ -397,14 +397,14 @@ def test_framing_without_body_is_bounded(events: bool, endless: str) -> None:
 def test_framing_without_body_does_not_prolong_a_response(events: bool) -> None:
     """The limit of a stall ends a response whose trailers come a byte at a time."""
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(head(events=events) + b"3\r\nabc\r\n")
+    connection, _, _ = connection_with(taker)
+    connection.data_received(head(events=events) + b"3\r\nabc\r\n")
     taker.t_read_s = 1.0
     for byte in (b"0", b"\r\n", b"t", b": u"):
-        link.data_received(byte)
+        connection.data_received(byte)
     assert taker.t_read_s == 1.0
     taker.t_read_s = 1.0
-    other, _, _ = link_with(taker)
+    other, _, _ = connection_with(taker)
     other.data_received(head(events=events))
     other.data_received(b"2000\r\n")
     other.data_received(b"body")
@@ -414,16 +414,16 @@ def test_framing_without_body_does_not_prolong_a_response(events: bool) -> None:
 def test_a_stale_pooled_connection_is_repeated_and_a_fresh_one_is_a_failure() -> None:
     for pooled in (True, False):
         taker = Taker()
-        link, pool, _ = link_with(taker, pooled=pooled)
-        link.connection_lost(None)
+        connection, pool, _ = connection_with(taker, pooled=pooled)
+        connection.connection_lost(None)
         assert bool(pool.again) is pooled
         assert bool(taker.ends) is not pooled
 
 
 def test_a_connection_that_the_instance_closes_after_its_answer_is_not_used_again() -> None:
     taker = Taker()
-    link, pool, wire = link_with(taker)
-    link.data_received(head(events=True, more=b"connection: close\r\n") + chunked([b"x"]))
+    connection, pool, wire = connection_with(taker)
+    connection.data_received(head(events=True, more=b"connection: close\r\n") + chunked([b"x"]))
     assert taker.ends == [True]
     assert not pool.back
     assert wire.closed
@@ -431,23 +431,23 @@ def test_a_connection_that_the_instance_closes_after_its_answer_is_not_used_agai
 
 def test_a_chunk_too_long_to_hold_back_is_passed_on_and_remembered() -> None:
     taker = Taker()
-    link, _, _ = link_with(taker)
-    link.data_received(head(events=True) + b"100000\r\n")
+    connection, _, _ = connection_with(taker)
+    connection.data_received(head(events=True) + b"100000\r\n")
     for _ in range(8):
-        link.data_received(b"x" * 0x10000)
-    assert link.torn
+        connection.data_received(b"x" * 0x10000)
+    assert connection.torn
     assert sum(map(len, taker.pieces)) > 256 << 10
 
 
 def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
     small, large = Taker(), Taker()
-    link, _, wire = link_with(small)
+    connection, _, wire = connection_with(small)
     assert small.sendings == 1, "it fitted"
-    link.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
-    wire.full = link
-    link.send_request(large, (b"request",), pooled=True)
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+    wire.full = connection
+    connection.send_request(large, (b"request",), pooled=True)
     assert large.sendings == 0
-    link.resume_writing()
+    connection.resume_writing()
     assert (small.sendings, large.sendings) == (1, 1)
 
 
@@ -455,13 +455,13 @@ def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
 async def test_a_slow_write_leaves_the_decode_requests_stamp_before_its_receipt(fits: bool) -> None:
     transfers = FakeTransfers()
     movement = transfers.start_movement(MoveRequest("handover", REQUEST, "h", "t", MESSAGE), lambda _: None)
-    link, _, wire = link_with(Taker())
-    link.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
-    wire.write_s, wire.full = 0.002, None if fits else link
+    connection, _, wire = connection_with(Taker())
+    connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+    wire.write_s, wire.full = 0.002, None if fits else connection
     t_begin_ns = perf_counter_ns()
-    link.send_request(_InternalRequest(movement.note_sent), (b"request",), pooled=True)
+    connection.send_request(_InternalRequest(movement.note_sent), (b"request",), pooled=True)
     if not fits:
-        link.resume_writing()
+        connection.resume_writing()
     assert t_begin_ns <= movement.transfer.t_target_sent_ns <= wire.t_received_ns
 
 
@@ -486,7 +486,7 @@ async def _send_to_one_who_does_not_read() -> None:
     pool = upstream.Pool(target, 2.0)
     taker = Taker()
     pool.send_request(taker, (b"head", bytes(32 << 20)))
-    await until(lambda: taker.link is not None)
+    await until(lambda: taker.connection is not None)
     await asyncio.sleep(0.05)
     assert taker.sendings == 0
     reads.set()

@@ -1,4 +1,4 @@
-"""What a prefill does to the decodes beside it: the gaps that count, and a server whose gaps are known."""
+"""ITL: which gaps between tokens count in a span of time, and their mean."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.experiments.routing.interference import measure_gaps
+from results.measures.itl import measure_gaps
 
 MS = 1_000_000
 
