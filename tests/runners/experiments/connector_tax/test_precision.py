@@ -79,7 +79,9 @@ def test_a_plan_that_compares_launches_says_what_they_tell(
     assert f"sigma with {trials}" in sentences[1]
 
 
-@pytest.mark.parametrize(("preset", "trials", "said"), [("smoke", None, "one launch per config"), ("full", 2, "2 launches")])
+@pytest.mark.parametrize(
+    ("preset", "trials", "said"), [("smoke", None, "one launch per config"), ("full", 2, "2 launches per config")]
+)
 def test_a_plan_of_too_few_launches_says_before_it_runs_that_it_gives_no_verdict(
     tmp_path: Path, preset: str, trials: int | None, said: str
 ) -> None:
