@@ -185,9 +185,7 @@ def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
     """5: sign and magnitude of the TTFT tax along the input length and the TPOT tax along the output length."""
     rule = "tax_ttft_p90 along the input length and tax_tpot_p90 along the output length: sign and magnitude reported"
     parts = [
-        _judge_reported(
-            "5", "", rule, _add_slope(trend), _describe_sign(trend), trend.reason, trend.outcome.is_decided
-        )
+        _judge_reported("5", "", rule, _add_slope(trend), _describe_sign(trend), trend.reason, trend.outcome.is_decided)
         for trend in (h5, h6)
     ]
     bad = (Outcome.FAILS, Outcome.UNDECIDED)

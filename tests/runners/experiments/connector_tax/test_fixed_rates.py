@@ -37,9 +37,7 @@ def test_the_plan_states_fixed_rates_and_one_without_them_is_that_of_older_versi
     assert (fixed.plan.inputs["grid"]["ref_safe_per_s"], fixed.plan.inputs["grid"]["ref_load_per_s"]) == (16, 32)
     assert not {"ref_safe_per_s", "ref_load_per_s"}.intersection(chosen.plan.inputs["grid"])
     notes = [note for note in fixed.draft.notes if "fixes" in note]
-    assert notes == [
-        "The plan fixes ref_safe = 16 req/s and ref_load = 32 req/s; what Phase A gives is only reported."
-    ]
+    assert notes == ["The plan fixes ref_safe = 16 req/s and ref_load = 32 req/s; what Phase A gives is only reported."]
     assert [cell.cell for cell in list_confirmed(fixed)] == [cell.cell for cell in list_confirmed(chosen)]
 
 
