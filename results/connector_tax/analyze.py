@@ -167,7 +167,7 @@ def analyze(root: Path) -> Analysis:
 def _read_rates(
     root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
 ) -> tuple[ReferenceRates, tuple[Gap, ...]]:
-    """The rates that the run chose, and gaps where its artifacts now give others."""
+    """The rates that the run used, and gaps where it chose them and its artifacts now give others."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
     try:
@@ -177,6 +177,8 @@ def _read_rates(
         needed = not missing or any(summary.phase != "A" for summary in summaries)
         why = f"{'is missing' if missing else error}; the reference rates are those Phase A gives now"
         return reference_rates(summaries, thresholds=thresholds), (Gap(path.name, why),) if needed else ()
+    if written.fixed:
+        return written, ()
     # an old run whose file does not state `specified` chose its rates by the specification's rules
     states_both = any(criterion.specified is not None for cell in written.cells for criterion in cell.criteria)
     now = reference_rates(summaries, thresholds=written.thresholds, specified=not states_both)

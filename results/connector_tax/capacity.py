@@ -17,7 +17,7 @@ from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation_criteria import LIMITS
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import relate
-from results.records.estimate import Estimate, figure
+from results.records.estimate import Estimate, figure, unknown
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import CellSaturation
 from results.report.table import NOT_MEASURED, Column, Table, make_table
@@ -154,7 +154,7 @@ def _measure_peaks(
     return unmeasured(f"nothing saturated up to {highest}{beyond}")
 
 
-def _count_launches(count: int, launches: Mapping[int, Sequence[CellSummary]]) -> str:
+def _count_launches(count: int, launches: Mapping[int, object]) -> str:
     """` in 2 of 3 launches`; empty where there is one launch."""
     return "" if len(launches) == 1 else f" in {count} of {len(launches)} launches"
 
@@ -195,7 +195,9 @@ def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative
     """
     family = max(sum(name not in (BASELINE, REPEAT) for name in rates), 1)
     if BASELINE not in rates:
-        change = Estimate(None, reason=f"{BASELINE} was not measured")
+        change = unknown(f"{BASELINE} was not measured")
+    elif zero := sum(trial.value == 0 for trial in rates[BASELINE].trials.values()):
+        change = unknown(f"that of {BASELINE} is 0{_count_launches(zero, rates[BASELINE].trials)}: no ratio to it")
     else:
         change = estimate(combine(relate, rates[config], rates[BASELINE]), 1 - (1 - LEVEL) / family)
     if config == REPEAT:

@@ -136,6 +136,8 @@ class Trend:
     """Of some step not rising, with the same correction; None where a step does not rise."""
     own_rates: tuple[str, ...] = ()
     """Shapes of the trend that were measured at a rate of their own, e.g. `32768x64 at 0.1 req/s`."""
+    absent: tuple[int, ...] = ()
+    """Lengths of Phase B of which no shape takes part, in tokens."""
 
 
 def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
@@ -366,7 +368,11 @@ class _Surface:
     def _trend(self, at: int | None, lengths: Sequence[int], taxes: Sequence[Measured], others: Sequence[int]) -> Trend:
         left_out = self._list_left_out(others)
         taxes_known = tuple(estimate(measured) for measured in taxes)
-        row = Trend(self.config, self.metric, self.along, at, tuple(lengths), taxes_known, (), unknown(""), left_out)
+        absent = tuple(sorted({getattr(shape, self.along) for shape in self.loads} - set(lengths)))
+        row = Trend(
+            self.config, self.metric, self.along, at, tuple(lengths), taxes_known, (), unknown(""), left_out,
+            absent=absent,
+        )  # fmt: skip
         if len(lengths) < 2:
             why = "; ".join(left_out)
             return replace(row, slope=unknown(f"fewer than two lengths are left without saturation at one rate: {why}"))

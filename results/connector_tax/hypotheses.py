@@ -241,6 +241,9 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
     elif outcome == Outcome.HOLDS and open_steps:
         undecided = f"{len(open_steps)} of {len(steps)} undecided"
         outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step ({undecided}): {shown}"
+    span = _name_span(trend)
+    if span:
+        reason += f"; judged {span}, without {' and '.join(f'{absent:,}' for absent in trend.absent)}"
     if trend.left_out and trend.slope.value is not None:
         reason += f"; left out: {list_some(trend.left_out, most=2)}"
     if trend.own_rates:
@@ -252,6 +255,7 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
         "together) too; fails where a step's interval lies below 0, or the slope's below "
         f"{FLAT_BELOW * 100:g} pp per doubling and not above 0.",
         outcome=outcome,
+        label=span if outcome.is_decided else "",
         quantity="tax per doubling of the length, at ref_safe",
         measured=trend.slope,
         numbers={
@@ -261,6 +265,13 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
         reason=reason,
         p=_p_of_trend(trend),
     )
+
+
+def _name_span(trend: Trend) -> str:
+    """The lengths that decide, where the run has others too; empty where all take part, or too few for a slope."""
+    if not trend.absent or trend.slope.value is None:
+        return ""
+    return f"from {trend.lengths[0]:,} to {trend.lengths[-1]:,} tokens"
 
 
 def _p_of_trend(trend: Trend) -> float | None:

@@ -50,7 +50,8 @@ def build_launch_table(
     )
     note = (
         "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest. Late p90: "
-        "how late the client sent, of the worst launch; TTFT begins at the actual send and does not hold it."
+        "how late the client sent, of the worst launch; TTFT begins at the actual send and does not hold it. "
+        "Saturated: launches in which criterion 1 or 2 fired; criterion 3 is judged in Phase A only."
     )
     return make_table("Confirm stage", columns, (groups[key] for key in sorted(groups)), note)
 

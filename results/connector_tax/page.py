@@ -261,9 +261,12 @@ def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
     values = " and ".join(f"{name} {rate:g} req/s" for name, rate in rates.items())
     once = len({cell.trial for cell in analysis.cells if cell.phase == "A"}) == 1
     why = cut_text(analysis.rates.reason_for(REF_SAFE))
+    end = "" if why.endswith("...") else "."
+    if analysis.rates.fixed:
+        yield PageAnswer("Reference rates", "", f"{values}; {why}{end}", RATES)
+        return
     steps = f"steps of the grid{', by one launch per config' if once else ''}: no interval"
-    text = f"{values} ({steps}); {why}{'' if why.endswith('...') else '.'}"
-    yield PageAnswer("Rates without saturation", "", text, RATES)
+    yield PageAnswer("Rates without saturation", "", f"{values} ({steps}); {why}{end}", RATES)
 
 
 def _answer_capacity(analysis: Analysis) -> Iterator[PageAnswer]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,15 @@ from results.connector_tax.configs import BASELINE
 from results.connector_tax.read import collect_cells
 from results.connector_tax.saturation_criteria import CRITERIA, as_specified, judge, judge_launches
 from results.connector_tax.summary import CellSummary, is_at_rate
-from results.records.reference_rates import SPECIFIED, CellSaturation, ConfigSaturation, ReferenceRates, Thresholds
+from results.records.reference_rates import (
+    REF_LOAD,
+    REF_SAFE,
+    SPECIFIED,
+    CellSaturation,
+    ConfigSaturation,
+    ReferenceRates,
+    Thresholds,
+)
 
 
 def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = None) -> ReferenceRates:
@@ -47,6 +56,25 @@ def reference_rates(
     safe, safe_reason = _highest_clear(scanned, rates, "every config")
     load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
     return ReferenceRates(safe, load, safe_reason, load_reason, thresholds, rates, scanned, cells)
+
+
+def fix_rates(rates: ReferenceRates, fixed: Mapping[str, float]) -> ReferenceRates:
+    """The rates with those of the plan in place of those that Phase A gives, which the reasons state.
+
+    `fixed`: ref_safe and ref_load in req/s.
+    """
+    reasons = {
+        name: f"fixed by the plan; Phase A gives {describe_rate(rates.rate(name))}: {rates.reason_for(name)}"
+        for name in fixed
+    }
+    return replace(
+        rates,
+        ref_safe_per_s=fixed[REF_SAFE],
+        ref_load_per_s=fixed[REF_LOAD],
+        ref_safe_reason=reasons[REF_SAFE],
+        ref_load_reason=reasons[REF_LOAD],
+        fixed=True,
+    )
 
 
 def describe_rate(rate_per_s: float | None) -> str:

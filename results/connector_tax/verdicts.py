@@ -9,6 +9,7 @@ first ("by the point"), then that of the interval.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from results.connector_tax import hypotheses
@@ -184,7 +185,7 @@ def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
     """5: sign and magnitude of the TTFT tax along the input length and the TPOT tax along the output length."""
     rule = "tax_ttft_p90 along the input length and tax_tpot_p90 along the output length: sign and magnitude reported"
     parts = [
-        _judge_reported("5", "", rule, trend, _describe_sign(trend), trend.reason, trend.outcome.is_decided)
+        _judge_reported("5", "", rule, _add_slope(trend), _describe_sign(trend), trend.reason, trend.outcome.is_decided)
         for trend in (h5, h6)
     ]
     bad = (Outcome.FAILS, Outcome.UNDECIDED)
@@ -197,6 +198,11 @@ def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
         numbers={"H5, per doubling": h5.measured, "H6, per doubling": h6.measured},
         reason="; ".join(f"{verdict.name}: {part.reason}" for verdict, part in zip((h5, h6), parts, strict=True)),
     )
+
+
+def _add_slope(trend: Judgement) -> Judgement:
+    """With the slope among its numbers: where one length is left, its tax is known and sign and magnitude are not."""
+    return replace(trend, numbers={**trend.numbers, trend.quantity: trend.measured})
 
 
 def _describe_sign(trend: Judgement) -> str:

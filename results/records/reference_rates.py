@@ -119,7 +119,7 @@ class ReferenceRates:
     ref_load_per_s: float | None
     """The highest rate at which plain is not saturated."""
     ref_safe_reason: str
-    """What limits ref_safe, or why there is none."""
+    """What limits ref_safe, or why there is none; of a fixed rate also what Phase A gives."""
     ref_load_reason: str
     """The same of ref_load."""
     thresholds: Thresholds = SPECIFIED
@@ -130,6 +130,8 @@ class ReferenceRates:
     """Those measured in Phase A."""
     cells: tuple[CellSaturation, ...] = ()
     """Of Phase A, by config and rate."""
+    fixed: bool = False
+    """Whether the plan states both rates; Phase A then gives the rest."""
 
     def reason_for(self, name: str) -> str:
         return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason

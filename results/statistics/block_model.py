@@ -52,7 +52,7 @@ class BlockModel:
 
 def fit_model(names: Sequence[str], launches: Launches) -> BlockModel | str:
     """Fit these configs by least squares, effects against the first one; a sentence says why that is impossible."""
-    blocks = sorted({block for by_block in launches.values() for block in by_block})
+    blocks = sorted({block for name in names for block in launches[name]})
     cells = tuple((config, blocks.index(block)) for config, name in enumerate(names) for block in launches[name])
     geometry = _geometry(cells, len(names), len(blocks))
     if isinstance(geometry, str):
@@ -87,6 +87,18 @@ def _geometry(cells: tuple[tuple[int, int], ...], configs: int, blocks: int) -> 
     if design.shape[0] == design.shape[1]:
         return "one launch per config: nothing tells how two launches of one config differ"
     return design, np.asarray(np.linalg.inv(design.T @ design), dtype=np.float64)
+
+
+def find_connected(first: str, names: Sequence[str], launches: Launches) -> list[str]:
+    """Those of the names that blocks connect with the first config, directly or through others, itself among them.
+
+    Nothing compares it with the rest.
+    """
+    connected, blocks = {first}, set(launches[first])
+    while more := {name for name in names if name not in connected and not blocks.isdisjoint(launches[name])}:
+        connected |= more
+        blocks.update(*(launches[name] for name in more))
+    return [name for name in names if name in connected]
 
 
 def own_differences(config: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:

@@ -23,7 +23,7 @@ from typing import TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.block_model import LEVEL_OF_F, BlockModel, Launches, fit_model, own_differences
+from results.statistics.block_model import LEVEL_OF_F, BlockModel, Launches, find_connected, fit_model, own_differences
 from results.statistics.estimates import LEVEL, Samples, all_agree, standard_error, student_quantile
 from results.statistics.largest_t import SEED, dunnett_critical, dunnett_p, symmetric_root
 from results.statistics.trials import MIN_PAIRED
@@ -97,18 +97,22 @@ class BlockFit:
 def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collection[str] = ()) -> BlockFit | str:
     """Compare every config with the mean of the references that were measured; a sentence says why that is impossible.
 
-    Launches may be missing. Without a residual there is no fit, because nothing separates chance from effect. Where the
-    launches of one config vary more than the others' (F test, LEVEL_OF_F), its bounds are at least as wide as those
-    from its own differences.
+    Launches may be missing; a config that shares no block with the references or the configs beside them is left out.
+    Without a residual there is no fit, because nothing separates chance from effect. Where the launches of one config
+    vary more than the others' (F test, LEVEL_OF_F), its bounds are at least as wide as those from its own differences.
     `apart`: configs that take no part in the residual.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
     bases = [name for name in references if name in measured]
-    judged = [name for name in measured if name not in references]
-    others = [name for name in judged if name not in apart]
     if not bases:
         return f"{references[0]} was not measured"
-    model = fit_model([*bases, *others], measured)
+    pooled = [*bases, *(name for name in measured if name not in references and name not in apart)]
+    connected = max((find_connected(base, pooled, measured) for base in bases), key=len)
+    if len(connected) > 1:
+        pooled, bases = connected, [name for name in bases if name in connected]
+    others = [name for name in pooled if name not in references]
+    judged = [*others, *(name for name in measured if name not in references and name in apart)]
+    model = fit_model(pooled, measured)
     if isinstance(model, str):
         return model
     reference_launches = [measured[name] for name in bases]

@@ -62,8 +62,7 @@ def list_loads(grid: Grid) -> tuple[PlannedLoad, ...]:
     ref_load, each once."""
     swept = grid.phase_a.shape
     at_safe = dict.fromkeys([swept, *grid.phase_b.shapes])
-    several = len(grid.phase_a.rates_per_s) > 1  # with one rate, ref_load is ref_safe
-    at_load = dict.fromkeys([swept, *grid.shapes_at_ref_load]) if several else {}
+    at_load = dict.fromkeys([swept, *grid.shapes_at_ref_load]) if grid.can_rates_differ else {}
     return tuple(
         plan_shape(grid, PHASE_CONFIRM, shape, rate)
         for rate, shapes in ((REF_SAFE, at_safe), (REF_LOAD, at_load))

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from launch.errors import LaunchError
-from results.connector_tax.saturation import choose_reference_rates
+from results.connector_tax.saturation import choose_reference_rates, fix_rates
 from results.connector_tax.write import write_results
 from results.records.events import Noted
 from results.records.layout import write_atomic
@@ -88,6 +88,8 @@ class ConnectorTax(PatchedCells):
     async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         thresholds = msgspec.structs.asdict(self._grid.saturation)
         rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, thresholds)
+        if self._grid.fixed_rates:
+            rates = fix_rates(rates, self._grid.fixed_rates)
         write_atomic(self._context.layout.reference_rates, rates.to_json())
         overloads = await asyncio.to_thread(list_overloads, self._context.layout.root, self._grid, rates)
         self._context.emit(*(Noted("warning", cell.cell, text) for text in overloads))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.experiments.settings import (
     Tables,
     convert_grid,
@@ -104,6 +105,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase_b: PhaseB = PhaseB()
     expected_ref_safe_per_s: float = 0.0
     """What the time estimate assumes for Phase B before Phase A has measured it."""
+    ref_safe_per_s: float | None = None
+    """Fixes ref_safe, so that several runs measure the same loads; None = Phase A gives both reference rates."""
+    ref_load_per_s: float | None = None
+    """Fixes ref_load; both rates are fixed, or neither."""
     phase_b_prime: PhaseBPrime = PhaseBPrime()
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
@@ -124,6 +129,21 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def shapes_at_ref_load(self) -> tuple[Shape, ...]:
         """Of B'. A shape with a rate of its own is measured at that one alone."""
         return tuple(shape for shape in self.phase_b_prime.shapes if self.phase_b.find_own_rate(shape) is None)
+
+    @property
+    def fixed_rates(self) -> dict[str, float]:
+        """Reference rate to its value in req/s; empty where Phase A gives them."""
+        rates = {REF_SAFE: self.ref_safe_per_s, REF_LOAD: self.ref_load_per_s}
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    @property
+    def can_rates_differ(self) -> bool:
+        """Whether ref_load may be another rate than ref_safe."""
+        return len(self.phase_a.rates_per_s) > 1 and (not self.fixed_rates or len(set(self.fixed_rates.values())) > 1)
+
+    def expect_rate(self, reference: str) -> float:
+        """The reference rate in req/s that the time estimate assumes."""
+        return self.fixed_rates.get(reference) or self.expected_ref_safe_per_s or self.phase_a.rates_per_s[0]
 
 
 def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
@@ -160,6 +180,7 @@ def _check_grid(grid: Grid, where: str) -> None:
         ),
         (bool(grid.phase_b_prime.shapes) and not grid.phase_b.input_tokens, "phase_b_prime needs phase_b"),
         *_check_own_rates(grid),
+        *_check_fixed_rates(grid),
     ]
     refuse_problems(problems, where, REMEDY)
 
@@ -173,3 +194,11 @@ def _check_own_rates(grid: Grid) -> Iterator[tuple[bool, str]]:
         yield shape == swept, f"{name} is the shape of phase_a, which the reference rates are for"
         yield own.rate_per_s <= 0, f"{name}.rate_per_s must be positive"
         yield own.min_completed < 0, f"{name}.min_completed must be 0 or more"
+
+
+def _check_fixed_rates(grid: Grid) -> Iterator[tuple[bool, str]]:
+    fixed = grid.fixed_rates
+    yield len(fixed) == 1, "ref_safe_per_s and ref_load_per_s are fixed together, or neither"
+    for name, rate in fixed.items():
+        yield rate not in grid.phase_a.rates_per_s, f"{name}_per_s = {rate:g} is no rate of phase_a.rates_per_s"
+    yield len(fixed) == 2 and fixed[REF_SAFE] > fixed[REF_LOAD], "ref_safe_per_s must be at most ref_load_per_s"

@@ -57,7 +57,7 @@ def plan_shape(grid: Grid, phase: str, shape: Shape, reference: str) -> PlannedL
         enough = own.min_completed or grid.min_completed
         return PlannedLoad(phase, stem + suffix, label, shape, own.rate_per_s, own.rate_per_s, enough)
     label = name if phase == PHASE_B else f"{name} at {reference}"
-    expected = grid.expected_ref_safe_per_s or grid.phase_a.rates_per_s[0]
+    expected = grid.expect_rate(reference)
     return PlannedLoad(phase, stem + suffix, label, shape, reference, expected, grid.min_completed)
 
 

@@ -73,6 +73,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         sums=estimate_sums(grid, list(configs), release_wait_s, profile.capacity),
         notes=(
             *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
+            *_describe_fixed_rates(grid),
             *describe_own_rates(grid),
             *list_unsustainable(grid, profile.capacity),
         ),
@@ -81,8 +82,11 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:
-    """The grid in the plan: without an empty `confirm` and `shape_rates`, as older versions wrote it."""
+    """The grid in the plan: without what is not set of `confirm`, `shape_rates` and the fixed rates, as older versions
+    wrote it."""
     described: dict[str, Any] = msgspec.to_builtins(grid)
+    if not grid.fixed_rates:
+        del described["ref_safe_per_s"], described["ref_load_per_s"]
     if not grid.confirm:
         del described["confirm"]
     if not grid.phase_b.shape_rates:
@@ -238,7 +242,7 @@ def _sum_sweep(grid: Grid, configs: Sequence[str], engine_s: float, around: str,
     )
     if grid.confirm or not grid.phase_b.shapes:
         return
-    rate = grid.expected_ref_safe_per_s
+    rate = grid.expect_rate(REF_SAFE)
     cells_b = [load.estimate_s(grid, capacity) for load in _list_shape_loads(grid)]
     yield Sum(
         "phase-b",
@@ -263,6 +267,14 @@ def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float, c
         "Verdicts come from the confirm stage. Phase A before it is descriptive: one launch per config.",
         f"The confirm stage takes {times} launches per config (`--trials`).",
     )
+
+
+def _describe_fixed_rates(grid: Grid) -> tuple[str, ...]:
+    """A sentence for the plan; empty where Phase A gives the reference rates."""
+    if not grid.fixed_rates:
+        return ()
+    rates = " and ".join(f"{name} = {rate:g} req/s" for name, rate in grid.fixed_rates.items())
+    return (f"The plan fixes {rates}; what Phase A gives is only reported.",)
 
 
 def _join_sum(values: Sequence[float]) -> str:

@@ -16,6 +16,7 @@ from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.records.reference_rates import REF_SAFE
 from results.statistics.blocks import POWER, detectable_effect, launches_for, show_count
+from results.statistics.judgement import few_launches
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES
 from runners.experiments.earlier_runs import find_newest, read_document
@@ -50,13 +51,22 @@ class _Noise:
 
 
 def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
-    """Sentences for the plan; empty where it compares nothing over launches."""
+    """Sentences for the plan; empty where it compares nothing."""
     grid = plan.inputs["grid"]
     configs = sum(name not in (BASELINE, REPEAT) for name in plan.configs)
-    if not configs or (grid["trials"] < MIN_PAIRED and not grid.get("confirm")):
+    if not configs:
         return ()
+    few = few_launches(grid["trials"])
+    warning = (f"This run gives no verdict: {few}.",) if few else ()
+    if few and not grid.get("confirm"):
+        return warning
+    return (*warning, *_describe_launches(plan, workspace, configs))
+
+
+def _describe_launches(plan: RunPlan, workspace: Workspace, configs: int) -> tuple[str, ...]:
+    """What the launches detect; `configs`: how many are compared with plain."""
     references = 2 if REPEAT in plan.configs else 1
-    counts = sorted({grid["trials"], *PLANNED_LAUNCHES} - set(range(MIN_PAIRED)))
+    counts = sorted({plan.inputs["grid"]["trials"], *PLANNED_LAUNCHES} - set(range(MIN_PAIRED)))
     noise = find_newest(plan, workspace, _read_noise)
     if noise is None:
         effects = [detectable_effect(1.0, count, configs, references=references) for count in counts]

@@ -63,7 +63,7 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
             f"Phase A: no config can sustain {rates} req/s of {swept[0]} x {swept[1]} tokens within {limit}. These "
             "cells find the saturation; their time above includes queue, hard stop and drain."
         )
-    loads = _list_shape_loads(grid, grid.expected_ref_safe_per_s)
+    loads = _list_shape_loads(grid, grid.expect_rate(REF_SAFE))
     return (*lines, *_describe_overloads(loads, capacity.tokens_per_s, limit))
 
 

@@ -191,6 +191,18 @@ def test_goodput_is_shown_where_there_is_an_objective() -> None:
     assert "TTFT <= 500 ms" in with_.note
 
 
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_plain_without_goodput_gives_no_ratio_and_says_so(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
+    """An objective that no request met: 0 / 0 would be called not distinguishable."""
+    monkeypatch.setitem(GOODPUT, "plain", 0.0)
+    cells = [cell for trial in range(trials) for name in GOODPUT for cell in sweep(name, trial, 9.0)]
+    change = measure(cells, goodput=True)["nixl_both"].goodput_change
+    assert change is not None
+    assert (change.change.value, change.verdict) == (None, None)
+    where = "" if trials == 1 else " in 3 of 3 launches"
+    assert change.change.reason == change.withheld == f"that of plain is 0{where}: no ratio to it"
+
+
 def test_launches_that_agree_to_the_last_digit_give_goodput_and_capacity_no_interval() -> None:
     cells = [cell for trial in range(3) for cell in (*sweep("plain", trial, 9.0), *sweep("nixl_both", trial, 6.0))]
     found = measure(cells, goodput=True)["nixl_both"]

@@ -17,6 +17,7 @@ from results.connector_tax.figures import shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.page import build_page
+from results.connector_tax.saturation import choose_reference_rates, fix_rates
 from results.connector_tax.tables import build_tables
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import write_results
@@ -254,6 +255,7 @@ def slow_down(root: Path, config: str, stem: str, seconds: float) -> None:
 def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None:
     text = report_text(analysis)
     assert "## Confirm stage\n\nVerdicts rest on these launches." in text
+    assert "criterion 3 is judged in Phase A only" in text
     assert text.count("Descriptive: one launch per config and phase. No verdict rests on these cells") == 3
     assert "undecided; effects above" in text
     assert "Brackets hold for each number by itself; those of the substrate tax hold for all configs together." in text
@@ -379,3 +381,21 @@ def test_trends_leave_saturated_shapes_out_and_name_them(queued: Analysis) -> No
     assert lines[None].taxes == lines[256].taxes, "only the output length whose shapes are all clear takes part"
     assert lines[64].slope.value is None
     assert "fewer than two lengths are left" in (lines[64].slope.reason or "")
+
+
+def test_rates_that_the_plan_fixed_are_no_gap_and_stand_beside_those_of_phase_a(root: Path) -> None:
+    """Phase A of this run gives 4 req/s for both."""
+    chosen = choose_reference_rates(root)
+    assert (chosen.ref_safe_per_s, chosen.ref_load_per_s) == (4.0, 4.0)
+    assert [gap.artifact for gap in analyze(root).gaps] == ["reference_rates.json"]
+    fixed = fix_rates(chosen, {"ref_safe": 2.0, "ref_load": 4.0})
+    RunLayout(root).reference_rates.write_bytes(fixed.to_json())
+    found = analyze(root)
+    assert found.gaps == ()
+    assert (found.rates.fixed, found.rates.ref_safe_per_s, found.rates.ref_load_per_s) == (True, 2.0, 4.0)
+    why = f"fixed by the plan; Phase A gives 4 req/s: {chosen.ref_safe_reason}"
+    assert why in report_text(found)
+    answers = {answer.name: answer.text for answer in build_page(found).answers}
+    assert answers["Reference rates"] == f"ref_safe 2 req/s and ref_load 4 req/s; {why}."
+    assert "Rates without saturation" not in answers
+    assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3

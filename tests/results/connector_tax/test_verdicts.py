@@ -108,6 +108,18 @@ HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
 ]
 
 
+def test_a_trend_without_the_longest_length_names_those_that_decide() -> None:
+    """The specification's H5 is about 512 to 32,768 tokens: two lengths that grow do not show that the third does."""
+    lengths = replace(trend(UP), lengths=(512, 4096), taxes=(about(0.1, 0.2),) * 2, absent=(32768,))
+    judged = rules.judge_input_trend(lengths)
+    assert (judged.outcome, judged.label) == (HOLDS, "from 512 to 4,096 tokens")
+    assert "judged from 512 to 4,096 tokens, without 32,768" in judged.reason
+    unsure = rules.judge_input_trend(replace(lengths, slope=about(-0.01, 0.05)))
+    assert (unsure.outcome, unsure.label) == (UNDECIDED, "")
+    assert "without 32,768" in unsure.reason
+    assert "judged from" not in rules.judge_input_trend(trend(UP)).reason
+
+
 @pytest.mark.parametrize(("verdict", "outcome", "label", "why"), HYPOTHESES)
 def test_the_interval_decides(verdict: Judgement, outcome: Outcome, label: str, why: str) -> None:
     assert (verdict.outcome, verdict.label) == (outcome, label)
@@ -216,6 +228,8 @@ def artifacts(
 
 GOOD_H5, GOOD_H6 = rules.judge_input_trend(trend(UP)), rules.judge_output_trend(trend(DOWN))
 UNDECIDED_H6 = rules.judge_output_trend(trend(about(-0.01, 0.05)))
+ONE_LEFT = unknown("fewer than two lengths are left")
+ONE_LENGTH = rules.judge_input_trend(replace(trend(ONE_LEFT), lengths=(512,), taxes=(about(0.1, 0.2),), steps=()))
 
 CRITERIA: list[tuple[Judgement, Outcome, str]] = [
     (criteria.tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45 %"),
@@ -242,6 +256,7 @@ CRITERIA: list[tuple[Judgement, Outcome, str]] = [
     (criteria.trends_reported(GOOD_H5, UNDECIDED_H6), UNDECIDED, "H6: by the point: grows, +2.0 pp per doubling"),
     (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(trend(FEW))), UNDECIDED, "by the interval: 20 samples"),
     (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(None)), FAILS, "H6: mooncake_both was not measured"),
+    (criteria.trends_reported(ONE_LENGTH, GOOD_H6), FAILS, "H5: fewer than two lengths are left"),
     (artifacts(), HOLDS, "1 configs ran and lack nothing; 1 were skipped, each with its reason"),
     (artifacts(Gap("results/20260131_plain/env.txt", "is missing")), FAILS, "plain/env.txt is missing"),
     (artifacts(rows=(row("plain"), row("nixl_both", NOT_RUN))), FAILS, "nixl_both did not run"),

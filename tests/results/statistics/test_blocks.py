@@ -94,6 +94,37 @@ def test_a_missing_launch_leaves_the_others_comparable_inside_their_blocks() -> 
     assert fit.contrasts["multi"].launches == 3
 
 
+def test_a_block_that_ended_after_a_config_with_a_queue_leaves_the_others_comparable() -> None:
+    """A run that is stopped leaves such a block; of the config apart the model has no launch there."""
+    launches = draw(np.random.default_rng(7), 4)
+    whole = fitted(launches, apart=("multi",))
+    stopped = {name: {**own, **({4: 2.0} if name == "multi" else {})} for name, own in launches.items()}
+    fit = fitted(stopped, apart=("multi",))
+    assert fit.contrasts == whole.contrasts
+    assert fit.degrees == whole.degrees
+
+
+def test_a_config_alone_in_a_block_is_still_tested_for_noise_of_its_own() -> None:
+    launches = {name: dict(own) for name, own in draw(np.random.default_rng(8), 5).items()}
+    for block in range(5):
+        launches["nixl"][block] += 0.8 * (-1) ** block
+    widened = fitted(launches).contrasts["nixl"].widening
+    launches["nixl"][5] = 0.0
+    assert widened > 1
+    assert fitted(launches).contrasts["nixl"].widening == pytest.approx(widened, rel=1e-6)
+
+
+def test_a_config_that_shares_no_block_with_the_others_leaves_these_comparable() -> None:
+    launches = draw(np.random.default_rng(9), 4)
+    without = {name: own for name, own in launches.items() if name != "multi"}
+    fit = fitted({**without, "multi": {4: 1.0}})
+    assert fit.find("multi") is None
+    assert fit.contrasts == fitted(without).contrasts
+    again = {**without, "plain_again": {7: 1.0}}
+    assert fitted(again).repeat is None, "nothing compares it with plain"
+    assert set(fitted(again).contrasts) == set(fit.contrasts)
+
+
 @pytest.mark.parametrize(
     ("launches", "why"),
     [

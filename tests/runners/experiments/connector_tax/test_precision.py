@@ -69,11 +69,26 @@ def test_the_newest_finished_run_that_knows_sigma_gives_it(tmp_path: Path) -> No
     assert "(TTFT p90)" in needed
 
 
-@pytest.mark.parametrize(("preset", "trials", "known"), [("smoke", None, 0), ("smoke", 4, 2), ("full", 6, 2)])
-def test_only_a_plan_that_compares_launches_says_what_they_tell(
-    tmp_path: Path, preset: str, trials: int | None, known: int
+@pytest.mark.parametrize(("preset", "trials", "known"), [("smoke", 4, 2), ("full", 6, 2)])
+def test_a_plan_that_compares_launches_says_what_they_tell(
+    tmp_path: Path, preset: str, trials: int, known: int
 ) -> None:
     plan = prepare(RunOptions(EXPERIMENT, preset=preset, trials=trials)).plan
     sentences = describe_precision(plan, Workspace(tmp_path))
     assert len(sentences) == known
-    assert not known or f"sigma with {trials}" in sentences[1]
+    assert f"sigma with {trials}" in sentences[1]
+
+
+@pytest.mark.parametrize(
+    ("preset", "trials", "said"), [("smoke", None, "one launch per config"), ("full", 2, "2 launches per config")]
+)
+def test_a_plan_of_too_few_launches_says_before_it_runs_that_it_gives_no_verdict(
+    tmp_path: Path, preset: str, trials: int | None, said: str
+) -> None:
+    plan = prepare(RunOptions(EXPERIMENT, preset=preset, trials=trials)).plan
+    first, *others = describe_precision(plan, Workspace(tmp_path))
+    assert first.startswith(f"This run gives no verdict: {said}")
+    assert first.endswith("`--trials 3` gives a verdict.")
+    assert len(others) == (2 if preset == "full" else 0), "what more launches would detect"
+    alone = prepare(RunOptions(EXPERIMENT, preset="smoke", configs=("plain",))).plan
+    assert describe_precision(alone, Workspace(tmp_path)) == (), "nothing is compared"
