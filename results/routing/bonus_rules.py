@@ -219,9 +219,7 @@ def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
     both = product(forms["mean"], forms["max"])
     return [
-        (mean, most)
-        for mean, most in both
-        if _bonus_of(mean) == _bonus_of(most) and _gate_of(mean) == _gate_of(most)
+        (mean, most) for mean, most in both if _bonus_of(mean) == _bonus_of(most) and _gate_of(mean) == _gate_of(most)
     ]
 
 

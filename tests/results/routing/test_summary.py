@@ -109,7 +109,8 @@ def test_a_turn_cut_after_its_first_token_has_a_ttft_and_no_more() -> None:
         ({"wall_clock_s": 80.0, "trace_span_s": 10.0, "completed": 95, "failed": 5}, 8.0, None),
         ({"wall_clock_s": 30.0, "trace_span_s": 10.0, "completed": 60, "failed": 40}, None, "40 of 100 turns failed"),
         (
-            {"wall_clock_s": 30.0, "trace_span_s": 10.0, "completed": 90, "failed": 1, "never_sent": 9}, None,
+            {"wall_clock_s": 30.0, "trace_span_s": 10.0, "completed": 90, "failed": 1, "never_sent": 9},
+            None,
             "10 of 100 turns failed or were dropped",
         ),
     ],
