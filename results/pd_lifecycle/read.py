@@ -21,6 +21,8 @@ from results.records.skipped_cells import describe_skip
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""
+RECORDS = Path("../..")
+"""The folder of the records, from a cell's."""
 CellKey = tuple[int, int, int, int]
 """Trial, C, N, O."""
 
@@ -94,6 +96,7 @@ def read_records(root: Path) -> Collected:
             discards.append(Discard(config, record.repetition, record.discarded, record.trial))
     failures, thrown, bad = _read_failures(layout)
     finished = {key: cell for key, cell in cells.items() if isinstance(cell, MeasuredCell)}
+    gaps += [gap for cell in finished.values() for gap in _find_missing(layout, cell)]
     return Collected(tuple(records), (*discards, *thrown), (*gaps, *bad), finished, failures)
 
 
@@ -126,6 +129,12 @@ def _read_cell(path: Path) -> MeasuredCell | Gap:
         return Gap(name, f"{path.name} cannot be read: {error.strerror}; its records are not counted")
     except DAMAGED_JSON as error:
         return Gap(name, f"{path.name} is damaged: {error}; its records are not counted")
+
+
+def _find_missing(layout: LifecycleLayout, cell: MeasuredCell) -> list[Gap]:
+    """A gap for each record that the cell finished with and that is gone."""
+    paths = (layout.folder / Path(name).name for name in cell.checksums if Path(name).parent == RECORDS)
+    return [Gap(artifact_name(path), "is missing") for path in paths if not path.exists()]
 
 
 def _find_alteration(path: Path, cell: MeasuredCell) -> Gap | None:

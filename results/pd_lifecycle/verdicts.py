@@ -311,7 +311,7 @@ def judge_overhead(
     elif outcome is Outcome.HOLDS:
         reason = list_some([f"C={one.prior_context}: {one.text}" for one in located or break_evens])
     else:
-        reason = _one_sign_text(cells, [cell for cell in cells if cell.sign is not None])
+        reason = _no_threshold_text(cells, [cell for cell in cells if cell.sign is not None])
         reason += _exclude_at_each("overheads", [cell.change for cell in cells if cell.sign is None])
     first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
     return Judgement(
@@ -336,22 +336,24 @@ def judge_overhead(
 
 
 def _threshold_by_point(cells: Sequence[OverheadCell]) -> str:
+    points = sign_by_point(cells)
+    one_sign = len({cell.sign for cell in points}) < 2
     texts = {
         Outcome.HOLDS: "met, both signs occur and meet once",
         Outcome.FAILS: "not met, the sign changes more than once",
-        Outcome.UNDECIDED: "not met, one sign at every (C, N)",
+        Outcome.UNDECIDED: f"not met, {'one sign at every (C, N)' if one_sign else 'no C and no N has both signs'}",
     }
-    return texts.get(_decide_threshold(sign_by_point(cells)), "")
+    return texts.get(_decide_threshold(points), "")
 
 
 def _decide_threshold(cells: Sequence[OverheadCell]) -> Outcome:
-    """By the significant signs alone."""
+    """By the significant signs alone. Two signs that no line along N or C has both of show no threshold."""
     if not any(cell.overhead_ms.value is not None for cell in cells):
         return Outcome.OPEN
-    if _list_tangles(cells):
+    turns = _count_turns(cells).values()
+    if any(count > 1 for count in turns):
         return Outcome.FAILS
-    both = len({cell.sign for cell in cells if cell.sign is not None}) > 1
-    return Outcome.HOLDS if both else Outcome.UNDECIDED
+    return Outcome.HOLDS if any(turns) else Outcome.UNDECIDED
 
 
 def _exclude_at_each(of: str, estimates: Sequence[Estimate], none: float = 0.0) -> str:
@@ -369,13 +371,21 @@ def _exclude_at_each(of: str, estimates: Sequence[Estimate], none: float = 0.0) 
 
 def _list_tangles(cells: Sequence[OverheadCell]) -> list[str]:
     """The C along whose N, and the N along whose C, the sign changes more than once."""
-    lines: dict[str, list[int]] = {}
+    return [
+        f"{line}: the sign changes {count} times along {axis}"
+        for (line, axis), count in _count_turns(cells).items()
+        if count > 1
+    ]
+
+
+def _count_turns(cells: Sequence[OverheadCell]) -> Mapping[tuple[str, str], int]:
+    """How often the significant sign changes along N at each C, and along C at each N."""
+    lines: dict[tuple[str, str], list[int]] = {}
     for cell in sorted(cells, key=lambda one: (one.prior_context, one.new_tokens)):
         if cell.sign is not None:
-            lines.setdefault(f"C={cell.prior_context}: the sign changes {{}} times along N", []).append(cell.sign)
-            lines.setdefault(f"N={cell.new_tokens}: the sign changes {{}} times along C", []).append(cell.sign)
-    turns = {text: sum(a != b for a, b in pairwise(signs)) for text, signs in lines.items()}
-    return [text.format(count) for text, count in turns.items() if count > 1]
+            lines.setdefault((f"C={cell.prior_context}", "N"), []).append(cell.sign)
+            lines.setdefault((f"N={cell.new_tokens}", "C"), []).append(cell.sign)
+    return {line: sum(a != b for a, b in pairwise(signs)) for line, signs in lines.items()}
 
 
 def _order_text(order: Estimate | None) -> str:
@@ -386,9 +396,15 @@ def _order_text(order: Estimate | None) -> str:
     return f"; order effect, cancelled here (combined first minus handover first): {order.text(3)} ms"
 
 
-def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:
+def _no_threshold_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:
     if not decided:
         return f"no sign is significant at any of {len(cells)} (C, N)"
+    slower = sum(cell.sign == 1 for cell in decided)
+    if 0 < slower < len(decided):
+        return (
+            f"slower than the {decided[0].baseline} at {slower} and faster at {len(decided) - slower} of {len(cells)} "
+            "(C, N), but no C and no N has both: the threshold is not located"
+        )
     word = "slower" if decided[0].sign == 1 else "faster"
     values = [(cell.sign or 0) * cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
     return (

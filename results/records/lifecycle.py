@@ -75,7 +75,7 @@ class Stamps:
     t6_rdma_complete: int | None = None
     """The last write call is complete."""
     t7_d_recv_signal: int | None = None
-    """The decode instance has heard that the blocks are there."""
+    """The decode instance is notified that the blocks arrived."""
     t8_d_promoted: int | None = None
     """Its scheduler may run the request."""
     t9_d_first_token: int | None = None
@@ -337,7 +337,7 @@ PHASES = (
 """What e2e is made of, in the order it passes: the specification's names."""
 HANDSHAKE = "zmq_handshake"
 HANDSHAKE_PARTS = ("metadata_wait", "zmq_after_metadata")
-"""What it is made of where t4 is known: until the prefill instance has heard from the decode instance, and from then
+"""What it is made of where t4 is known: until the decode instance's request reaches the prefill instance, and from then
 on."""
 
 

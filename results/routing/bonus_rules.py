@@ -7,6 +7,7 @@ the intervals that decided, so that they are whole where a page cuts it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from results.records.count import format_count
 from results.records.estimate import Estimate
@@ -28,6 +29,8 @@ OVERLAP_WITHIN = 0.05
 """The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
 FORMS = ("mean", "max")
 """Of the bonus."""
+GATES = ("unowned", "per_worker")
+"""Who gets it: `floor_gate` of kv_aware, its default first."""
 DEFAULT_K = 200.0
 FALL = 100 / 1054
 """The fall of the failures in the specification's validation plan: from 1054 to less than 100."""
@@ -212,9 +215,12 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
-    """The form with the mean and the other one, at one K."""
+    """The form with the mean and the other one, at one K and with one gate."""
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
-    return [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
+    both = product(forms["mean"], forms["max"])
+    return [
+        (mean, most) for mean, most in both if _bonus_of(mean) == _bonus_of(most) and _gate_of(mean) == _gate_of(most)
+    ]
 
 
 def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -230,7 +236,7 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     by_answer = {
         works: sorted({_bonus_of(one) for one in own if _is_working(one) is works}) for works in (True, False, None)
     }
-    if not by_answer[True] and not by_answer[None]:
+    if DEFAULT_K in tried and not by_answer[True] and not by_answer[None]:
         return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
     outcomes = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}
     answer = next((outcomes[works] for works in outcomes if DEFAULT_K in by_answer[works]), Outcome.OPEN)
@@ -245,8 +251,10 @@ def list_k(floor: LoadFloor) -> list[float]:
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
-    """The bonuses of the form with the most K, in their order."""
-    grids = [[one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS]
+    """The bonuses of the form and gate with the most K, in their order."""
+    bonuses = _list_bonuses(floor)
+    shapes = product(FORMS, GATES)
+    grids = [[one for one in bonuses if (_form_of(one), _gate_of(one)) == shape] for shape in shapes]
     return sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
 
 
@@ -344,6 +352,10 @@ def _bonus_of(one: FloorVariant) -> float:
 
 def _form_of(one: FloorVariant) -> object:
     return one.parameters.get("floor_form", FORMS[0])
+
+
+def _gate_of(one: FloorVariant) -> object:
+    return one.parameters.get("floor_gate", GATES[0])
 
 
 def _name_uncounted(variants: Iterable[FloorVariant]) -> str:

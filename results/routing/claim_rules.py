@@ -96,23 +96,30 @@ def compare_policies(pairs: Sequence[Pair], first: str, second: str, name: str) 
     return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
 
 
-def gate_claim(claim: Judgement, lacks: Lack, *, by_plan: bool = False) -> Judgement:
+def gate_claim(claim: Judgement, lacks: Lack) -> Judgement:
     """A claim that the run is too small for is open, whatever its numbers say.
 
-    It stays in the family that is corrected together, as one that decides at no level (p = 1): the size of the family
-    must not depend on the data. `by_plan`: the run's instances or its trace rule it out, so that it was never in the
-    family.
+    Where the data leave it open it stays in the family that is corrected together, as one that decides at no level
+    (p = 1): the size of the family must not depend on the data. Where the plan or its trace does (`Lack.by_plan`), it
+    was never tested and is not in the family.
     """
     if not lacks:
         return claim
-    p = None if by_plan or claim.p is None else 1.0
+    p = None if lacks.by_plan or claim.p is None else 1.0
     return replace(claim, outcome=Outcome.OPEN, reason=lacks.reason, label=lacks.label, p=p, needs=lacks.needs)
 
 
 def judge_direction(
-    name: str, claim: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool = False
+    name: str,
+    claim: str,
+    tested: tuple[Estimate, float],
+    expected: Verdict,
+    *,
+    share: bool = False,
+    is_tested: bool = True,
 ) -> Judgement:
-    """`tested`: as `compare_policies` returns it; `share`: it is a difference of shares."""
+    """`tested`: as `compare_policies` returns it; `share`: it is a difference of shares; `is_tested`: the run suffices
+    for the claim, so that its interval may be compared with the specified size."""
     measured, none = tested
     verdict = judged(measured, none)
     if verdict is None:
@@ -124,13 +131,16 @@ def judge_direction(
         reason = f"distinguishably {verdict}" + (f": {measured.points()}" if share else "")
     rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
     quantity = "ratio" if none else SHARES if share else "difference in seconds" if measured.value is not None else ""
-    p, point = find_p_value(measured, none), _describe_point(name, tested, expected, share)
+    point = _describe_point(name, tested, expected, share=share, is_tested=is_tested)
+    p = find_p_value(measured, none)
     return Judgement(name, claim, rule, outcome, reason, measured, quantity=quantity, p=p, point=point)
 
 
-def judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: float) -> Judgement:
-    """That a number is not below no effect by more than `within` (of a ratio: this share); `tested`: as in
-    `compare_policies`."""
+def judge_within(
+    name: str, claim: str, tested: tuple[Estimate, float], within: float, *, is_tested: bool = True
+) -> Judgement:
+    """That a number is not below no effect by more than `within` (of a ratio: this share); `tested`, `is_tested`: as in
+    `judge_direction`."""
     measured, none = tested
     limit = none - within
     from_limit = measured.transform(lambda value: value / limit if none else value - limit)
@@ -138,7 +148,8 @@ def judge_within(name: str, claim: str, tested: tuple[Estimate, float], within: 
     text = f"{measured.text(3)} times" if none else measured.points()
     point = ""
     if measured.value is not None:
-        point = state_point(name, measured.value >= limit, _show_value(tested, share=not none), measured)
+        shown = _show_value(tested, share=not none)
+        point = state_point(name, measured.value >= limit, shown, measured if is_tested else None)
     if verdict is None or measured.low is None or measured.high is None:
         outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
     elif verdict == Verdict.HIGHER:
@@ -174,13 +185,15 @@ def name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
     return excluded_text(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
 
 
-def _describe_point(name: str, tested: tuple[Estimate, float], expected: Verdict, share: bool) -> str:
+def _describe_point(
+    name: str, tested: tuple[Estimate, float], expected: Verdict, *, share: bool, is_tested: bool
+) -> str:
     """As `judge_direction`, by the value alone; empty without one."""
     measured, none = tested
     if measured.value is None:
         return ""
     holds = judged(take_point(measured), none) == expected
-    return state_point(name, holds, _show_value(tested, share), measured)
+    return state_point(name, holds, _show_value(tested, share), measured if is_tested else None)
 
 
 def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
@@ -194,7 +207,7 @@ def _show_value(tested: tuple[Estimate, float], share: bool) -> str:
 def state_point(name: str, holds: bool, shown: str, measured: Estimate | None = None) -> str:
     """What the value alone says of a claim, beside what the specification states, and whether the interval allows it.
 
-    `measured`: of the claim, by which the specified size is compared.
+    `measured`: of the claim, by which the specified size is compared; None = the run does not test the claim.
     """
     stated = SPECIFIED.get(name)
     specified = "" if stated is None else f" (specified: {stated.text}{_place_size(stated.size, measured)})"

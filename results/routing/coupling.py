@@ -211,9 +211,11 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     loops: dict[int, Loop] = {}
     slopes: dict[int, Trial] = {}
     why: dict[str, None] = {}
+    no_loop: list[str] = []
     for trial, turns, group in measurements.turns(label):
         loop, slope = loop_of(turns), fit_slope(turns, group, measurements.weights)
         why |= dict.fromkeys(reason for reason in (loop, slope) if isinstance(reason, str))
+        no_loop.append(loop if isinstance(loop, str) else why_no_loop(loop))
         if isinstance(loop, Loop):
             loops[trial] = loop
         if isinstance(slope, Trial):
@@ -227,7 +229,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     }
     slope_s = measurements.withhold(Measured(slopes, reason) if slopes else unmeasured(reason), label)
     loop_terms = [terms[name] for name in LOOP_TERMS]
-    invalid = _summarize_reasons([why_no_loop(loop) for loop in loops.values()])
+    invalid = _summarize_reasons(no_loop)
     loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
     gain = compute_gain(loop_gain)
     return Coupling(

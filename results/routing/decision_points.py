@@ -143,7 +143,7 @@ DECISION_POINTS = (
         "try 200 first",
         f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
         judge_default_k,
-        lambda floor: int(len(list_k(floor)) > 1),
+        lambda floor: int(len(list_k(floor)) > 1 and DEFAULT_K in list_k(floor)),
     ),
     DecisionPoint(
         "D7",

@@ -170,7 +170,7 @@ def fix_of(parameters: Mapping[str, object]) -> str:
     bonus = parameters.get(BONUS)
     discount = str(parameters.get("overlap_discount", "off"))
     fixes = [
-        f"Q2.B K={bonus} ({parameters.get('floor_form', 'mean')})" if bonus else "",
+        f"Q2.B K={bonus} ({_describe_bonus(parameters)})" if bonus else "",
         "Q2.A" if parameters.get("cold_bonus") else "",
         "Q2.C" if parameters.get("order") == "inflight_first" else "",
         f"Q2.D ({discount})" if discount != "off" else "",
@@ -180,6 +180,12 @@ def fix_of(parameters: Mapping[str, object]) -> str:
         BACK_PRESSURE if parameters.get("backpressure_above") is not None else "",
     ]
     return " + ".join(fix for fix in fixes if fix) or NO_FIX
+
+
+def _describe_bonus(parameters: Mapping[str, object]) -> str:
+    """Its form, and its gate where that is the specification's own."""
+    form = str(parameters.get("floor_form", "mean"))
+    return f"{form}, per worker" if parameters.get("floor_gate") == "per_worker" else form
 
 
 @dataclass(frozen=True, slots=True)

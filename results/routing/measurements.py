@@ -59,6 +59,8 @@ RESAMPLED = "sessions resampled"
 _SEED = 20260101
 COMPLETE = "complete"
 """`stop_reason` of a replay that ended by itself."""
+LACKED_BY_THE_WORST = frozenset({"amplification"})
+"""Metrics that the trials which lost turns lack: those that have one are no sample of all, and give no interval."""
 EARLY_REMEDY = "a higher `replay.max_duration_s` or a lower load (`replay.time_scale`) lets it end"
 CLIENT_REMEDY = "run again with a core left for the client, or at a lower load (`replay.time_scale`)"
 
@@ -139,9 +141,13 @@ class Measurements:
                 return _of_cell(cell.summary, metric)
             return self._of_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
 
-        measured = _try_trials(self._cells.get(label, {}), self._why.get(label, {}), measure)
+        trials = self._cells.get(label, {})
+        measured = _try_trials(trials, self._why.get(label, {}), measure)
         if not measured.trials and not measured.reason:
             return unmeasured(f"{label} was not measured")
+        lacking = len(trials) - len(measured.trials)
+        if metric.name in LACKED_BY_THE_WORST and measured.trials and lacking:
+            measured = replace(measured, no_interval=f"{lacking} of {len(trials)} trials have none: {measured.reason}")
         return self.withhold(measured, label)
 
     def withhold(self, measured: Measured, *labels: str) -> Measured:

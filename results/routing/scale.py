@@ -33,6 +33,8 @@ class Lack:
     """Of the judgement that it leaves open."""
     needs: str = ""
     """What a run must have to judge it."""
+    by_plan: bool = False
+    """The plan or its trace rules the claim out, whatever is measured."""
 
     def __bool__(self) -> bool:
         return bool(self.reason)
@@ -79,6 +81,7 @@ class Scale:
         return Lack(
             f"{self.instances} instances{shared} (it takes {MIN_INSTANCES} or more with compute of their own)",
             needs=f"{MIN_INSTANCES} or more instances with compute of their own",
+            by_plan=True,
         )
 
     @property
@@ -86,7 +89,7 @@ class Scale:
         """Whether the trace suffices for a claim about keeping or moving sessions."""
         if self.follows_sessions:
             return ENOUGH
-        return Lack(NO_SECOND_TURN, ONE_TURN, "a trace with sessions of several turns")
+        return Lack(NO_SECOND_TURN, ONE_TURN, "a trace with sessions of several turns", by_plan=True)
 
     @property
     def lacks(self) -> Lack:
@@ -95,15 +98,16 @@ class Scale:
         if self.hot_sessions < MIN_HOT_PER_INSTANCE * self.instances:
             needed = f"{MIN_HOT_PER_INSTANCE} or more per instance"
             why = f"{self.hot_sessions} sessions have half of the input ({needed})"
-            parts.append(Lack(why, needs=f"half of the input in {MIN_HOT_PER_INSTANCE} or more sessions per instance"))
+            needs = f"half of the input in {MIN_HOT_PER_INSTANCE} or more sessions per instance"
+            parts.append(Lack(why, needs=needs, by_plan=True))
         if self.lacks_sessions:
             parts.append(self.lacks_sessions)
         elif self.hot_turns < MIN_TURNS:
             why = f"these have {self.hot_turns:g} turns each ({MIN_TURNS} or more)"
-            parts.append(Lack(why, needs=f"{MIN_TURNS} or more turns in each of these"))
+            parts.append(Lack(why, needs=f"{MIN_TURNS} or more turns in each of these", by_plan=True))
         if self.max_inflight_sessions > 0:
             why = f"at most {self.max_inflight_sessions} sessions are in flight (no limit)"
-            parts.append(Lack(why, needs="no limit on sessions in flight"))
+            parts.append(Lack(why, needs="no limit on sessions in flight", by_plan=True))
         return _join_lacks(parts)
 
     def lacks_loop(self, *labels: str) -> Lack:
@@ -136,8 +140,11 @@ class Scale:
 def _join_lacks(parts: Sequence[Lack]) -> Lack:
     """All reasons and needs, under the label of the first."""
     lacking = [one for one in parts if one]
-    needs = dict.fromkeys(one.needs for one in lacking if one.needs)
-    return Lack("; ".join(one.reason for one in lacking), lacking[0].label, ", ".join(needs)) if lacking else ENOUGH
+    if not lacking:
+        return ENOUGH
+    reasons = "; ".join(one.reason for one in lacking)
+    needs = ", ".join(dict.fromkeys(one.needs for one in lacking if one.needs))
+    return Lack(reasons, lacking[0].label, needs, by_plan=any(one.by_plan for one in lacking))
 
 
 def sort_sessions(turns: Turns) -> tuple[Samples, Ranks]:

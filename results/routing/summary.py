@@ -259,6 +259,11 @@ def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Est
     return values
 
 
+MOST_LOST = 0.05
+"""The share of its turns that a replay may lose and still have an amplification: without their work it ends sooner.
+The specification states no number."""
+_LOST = ("failed", "never_sent")
+"""Turns of a replay that ended by itself which were not completed; `never_sent`: their session had ended."""
 _INFLIGHT = ("inflight_sessions_mean", "inflight_sessions_p10", "inflight_sessions_p90")
 
 
@@ -272,10 +277,14 @@ def _count_inflight(turns: Turns) -> dict[str, Estimate]:
 
 
 def read_amplification(replay: Mapping[str, Any]) -> Estimate:
-    """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
-    cut = number_or_none(replay.get("cut"))
+    """Wall clock over trace span; unknown where the replay was cut before its last turn had ended, or lost turns."""
+    cut, completed, *lost = (number_or_none(replay.get(name)) or 0.0 for name in ("cut", "completed", *_LOST))
     if cut:
         return unknown(f"the replay was cut with {cut:g} turns in flight or still to come")
+    turns = completed + sum(lost)
+    if sum(lost) > MOST_LOST * turns:
+        lost_work = "the replay had less work than its trace"
+        return unknown(f"{sum(lost):g} of {turns:g} turns failed or were dropped: {lost_work}")
     wall, span = (number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     if wall is None or span is None:
         return unknown("the replay states no wall clock or no trace span")

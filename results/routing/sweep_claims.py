@@ -126,8 +126,7 @@ def _judge_trend(
     if few or len(steady) < 2 or (left_out and judgement.outcome is Outcome.FAILS):
         # Open by the data, it stays in the family: the ratios of all loads say whether there is an interval.
         p = find_p_value(_measure_trend(ratios), 1.0) if judgement.p is None else judgement.p
-        lack = few or Lack(judgement.reason, needs=scale.sustained)
-        return gate_claim(replace(judgement, p=p), lack, by_plan=bool(few))
+        return gate_claim(replace(judgement, p=p), few or Lack(judgement.reason, needs=scale.sustained))
     return judgement
 
 
@@ -190,8 +189,7 @@ def _judge_thresholds(
         if len(rows) >= MIN_SETTINGS:
             judgement = _judge_optimum(name, rows, measurements)
             few = scale.lacks_instances or scale.lacks_sessions
-            lacks = few or scale.lacks_steady_state(*grid.values())
-            yield f"best {name}", gate_claim(judgement, lacks, by_plan=bool(few))
+            yield f"best {name}", gate_claim(judgement, few or scale.lacks_steady_state(*grid.values()))
 
 
 def _judge_optimum(name: str, rows: Mapping[float, Mapping[float, str]], measurements: Measurements) -> Judgement:

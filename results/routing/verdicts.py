@@ -173,10 +173,9 @@ def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judge
 
     yield from judge_run(COUPLING)
     if labels.get(FULL) and _runs_enough(arms, BASELINES, 1):
-        by_plan = bool(scale.lacks_instances or scale.lacks_sessions)
         for one in DOMINANCES:
             judgement = judge_dominance(one, labels, pairs, scale)
-            yield one.id, gate_claim(judgement, one.find_scale_lack(scale), by_plan=by_plan)
+            yield one.id, gate_claim(judgement, one.find_scale_lack(scale))
     yield from judge_run(LOCALITY, *_list_pools(arms), INTERFERENCE)
     if labels.get(FULL) and _runs_enough(arms, (AFFINITY_ONLY, MIGRATION_ONLY), 0):
         yield from ((one.id, _judge_pair(one, labels, pairs, scale)) for one in ABLATION)
@@ -201,15 +200,22 @@ def _judge_pair(one: PairClaim, labels: Mapping[str, str], pairs: Sequence[Pair]
     """Also where a policy was not run: then it is open."""
     first, second = labels.get(one.first, ""), labels.get(one.second, "")
     tested = compare_policies(pairs, first, second, one.metric)
+    lack = _find_lack(one, scale, first, second)
     if one.expected is None:
-        judgement = judge_within(one.name, one.claim, tested, one.within)
+        judgement = judge_within(one.name, one.claim, tested, one.within, is_tested=not lack)
     else:
-        judgement = judge_direction(one.name, one.claim, tested, one.expected, share=one.metric == "apc")
-    one_turn = scale.lacks_sessions if KEEP_SESSIONS.intersection((one.first, one.second)) else ENOUGH
-    lacks = ENOUGH if one.metric == "apc" else scale.lacks_instances
+        share = one.metric == "apc"
+        judgement = judge_direction(one.name, one.claim, tested, one.expected, share=share, is_tested=not lack)
+    return gate_claim(judgement, lack)
+
+
+def _find_lack(one: PairClaim, scale: Scale, first: str, second: str) -> Lack:
+    """Why the run does not suffice for the claim about these labels."""
+    if one_turn := scale.lacks_sessions if KEEP_SESSIONS.intersection((one.first, one.second)) else ENOUGH:
+        return one_turn
     if one.find_lack is not None:
-        lacks = one.find_lack(scale, first, second)
-    return gate_claim(judgement, one_turn or lacks, by_plan=bool(scale.lacks_instances or one_turn))
+        return one.find_lack(scale, first, second)
+    return ENOUGH if one.metric == "apc" else scale.lacks_instances
 
 
 def _runs_enough(arms: Arms, rows: Collection[str], least: int) -> bool:

@@ -359,6 +359,14 @@ def test_a_record_that_was_changed_or_damaged_does_not_count(tmp_path: Path, sma
     assert "not listed in its cell" in reasons["results/lifecycle/C0_N512_O1_rep6.json"]
 
 
+def test_a_record_that_its_cell_lists_and_lacks_is_a_gap(tmp_path: Path, small: LifecycleLayout) -> None:
+    small.record(ONE, 3).unlink()
+    run_analysis = analyze(tmp_path)
+    assert [record.repetition for record in run_analysis.records] == [1, 2, 4, 5]
+    reasons = {gap.artifact: gap.reason for gap in run_analysis.gaps}
+    assert reasons["results/lifecycle/C0_N512_O1_rep3.json"] == "is missing"
+
+
 def test_discarded_measurements_are_counted_and_reported(tmp_path: Path) -> None:
     write_run(tmp_path, [*SMALL[:3], replace(SMALL[3], discarded="evicted"), SMALL[4]])
     mark = LifecycleLayout(tmp_path).cell(ONE)

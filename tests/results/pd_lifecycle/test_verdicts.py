@@ -174,6 +174,7 @@ def _judged(*rows: str) -> Judgement:
         (("++--",), Outcome.HOLDS),
         (("+?-", "+++"), Outcome.HOLDS),
         (("++", "--"), Outcome.HOLDS),
+        (("+?", "?-"), Outcome.UNDECIDED),
         (("+-+",), Outcome.FAILS),
         (("++++",), Outcome.UNDECIDED),
         (("????",), Outcome.UNDECIDED),
@@ -182,6 +183,12 @@ def _judged(*rows: str) -> Judgement:
 )
 def test_a_threshold_is_where_the_significant_sign_changes(rows: Sequence[str], outcome: Outcome) -> None:
     assert _judged(*rows).outcome is outcome
+
+
+def test_two_signs_on_no_common_line_are_named_and_are_no_threshold() -> None:
+    reason = _judged("+?", "?-").reason
+    where = "at 1 and faster at 1 of 4 (C, N), but no C and no N has both: the threshold is not located"
+    assert reason.startswith(f"slower than the combined engine with the connector {where}")
 
 
 def test_break_even_is_interpolated_and_bounded_by_the_significant_signs() -> None:

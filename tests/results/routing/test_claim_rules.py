@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from results.routing.scale import Scale
 from results.routing.verdicts import UNIFIED
 from results.statistics.judgement import Outcome
-from tests.results.routing.test_verdicts import ROWS, SOME, compare_two, judge, judge_order, labels_of
+from tests.results.routing.test_verdicts import LARGE, ROWS, SMALL, SOME, compare_two, judge, judge_order, labels_of
 
 
 def test_beside_the_interval_is_what_the_value_alone_says_and_what_the_specification_states() -> None:
@@ -38,6 +39,21 @@ def test_the_specified_size_is_held_against_the_interval(low: float, high: float
     claim = judge(labels, [wall])["3.2: static pools meet the KV wall"]
     assert claim.outcome == Outcome.HOLDS, "its direction is what holds"
     assert claim.point.endswith(f"(specified: 62 to 72 times; {placed} the interval)")
+
+
+@pytest.mark.parametrize("scale", [SMALL, replace(LARGE, no_loop={"sticky": "no steady state"})])
+def test_a_claim_that_the_run_is_too_small_for_places_no_specified_size(scale: Scale) -> None:
+    """Its interval is of another system than the specification's."""
+    labels = {"sticky": "sticky", UNIFIED: "unified", "LMetric": "LMetric"}
+    pairs = [
+        compare_two("worker_ttft_p90_median_s", "sticky", "unified", math.log(1.5), math.log(2.0)),
+        compare_two("ttft_p90_s", "LMetric", "unified", math.log(1.1), math.log(1.2)),
+        compare_two("apc", "LMetric", "sticky", -0.3, -0.2),
+    ]
+    claims = judge(labels, pairs, scale=scale)
+    assert claims["3.3: sticky slows every instance"].point == "holds: 1.73 times (specified: 20.3 s and 10.3 s)"
+    assert ("the interval" in claims["log: unified gains little"].point) == (scale is not SMALL)
+    assert claims["3.1: load balance loses locality"].point.endswith("; inside the interval)"), "APC needs no scale"
 
 
 def test_launches_that_agree_to_the_last_digit_place_no_specified_size() -> None:

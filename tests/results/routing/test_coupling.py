@@ -82,6 +82,7 @@ def test_sessions_that_arrive_together_have_no_rate() -> None:
     assert row.arrivals_per_s.value is None
     assert row.gain.value is None
     assert "arrived at once" in (row.gain.reason or "")
+    assert "arrived at once" in row.why_no_loop, "so that no claim takes it for a steady state"
 
 
 def test_a_steady_number_of_sessions_says_nothing_of_a_slope() -> None:

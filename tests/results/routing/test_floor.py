@@ -86,6 +86,7 @@ def test_a_pick_whose_tokens_were_not_counted_is_in_neither_sum() -> None:
         ({"sticky_bonus": 5, "load_floor_bonus": 0, "overlap_discount": "off"}, NO_FIX),
         (BONUS, "Q2.B K=200 (mean)"),
         ({"load_floor_bonus": 50, "floor_form": "max"}, "Q2.B K=50 (max)"),
+        ({**BONUS, "floor_gate": "per_worker"}, "Q2.B K=200 (mean, per worker)"),
         ({"cold_bonus": 9}, "Q2.A"),
         ({"order": "inflight_first"}, "Q2.C"),
         ({"overlap_discount": "largest"}, "Q2.D (largest)"),
@@ -688,6 +689,29 @@ def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
     forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
     assert "only K = " in mixed.reason
+
+
+def test_no_smaller_k_says_that_the_asked_one_fails() -> None:
+    neither = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(COLD, SAME)) for k in (50, 100)]
+    said = answered(run_of(variant("plain", **shares(COLD, None)), *neither))["D6"]
+    assert (said.outcome, said.p) == (Outcome.OPEN, None)
+    assert said.reason.startswith("K = 200 was not run; K = none of 50, 100 do")
+
+
+def test_a_bonus_with_the_specifications_gate_is_another_shape() -> None:
+    """A grid of K has one gate, and so have the two forms that are compared."""
+    leaks = {**BONUS, "floor_gate": "per_worker"}
+    small = variant("50", parameters={"load_floor_bonus": 50}, **shares(COLD, SAME))
+    cold = variant("200", parameters=BONUS, **shares(COLD, SAME))
+    spreads = variant("per worker", parameters=leaks, **shares(EVEN, SAME))
+    most = variant("max", parameters={**leaks, "floor_form": "max"}, **shares(COLD, SAME))
+    plain = variant("plain", **shares(COLD, None))
+    beside = answered(run_of(plain, small, cold, spreads))
+    assert beside["D6"].outcome == Outcome.FAILS
+    assert "per worker" not in beside["D6"].reason
+    assert beside["D5"].outcome == Outcome.OPEN
+    assert answered(run_of(plain, cold, most))["D5"].outcome == Outcome.OPEN
+    assert answered(run_of(plain, cold, spreads, most))["D5"].outcome == Outcome.HOLDS
 
 
 def test_one_launch_answers_no_decision_point() -> None:

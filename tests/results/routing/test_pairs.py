@@ -382,6 +382,21 @@ def test_a_policy_that_failed_its_slow_turns_is_not_the_best_of_those_that_serve
     assert _standing(found, p90.name, "sticky", "unified").best == "sticky"
 
 
+def test_a_replay_without_the_work_of_its_failed_turns_has_no_amplification_and_neither_do_its_other_trials() -> None:
+    """Else a policy that fails its slow turns ends sooner, or is judged by the trials in which it failed fewest."""
+    losing = Truth("static_pd", failed=frozenset(range(24)))
+    found = _of(WORLD, FAST, losing)
+    amplification = metric_named("amplification")
+    assert compare_two(found, "static_pd", FAST.label, amplification).verdict is None
+    assert "24 of 96 turns failed" in found.get("static_pd", amplification).reason
+    cells = [loaded(WORLD, truth, trial) for truth in (FAST, Truth("static_pd")) for trial in range(4)]
+    cells[-1] = loaded(WORLD, losing, 3)
+    ratio = compare_two(measurements_of(cells), "static_pd", FAST.label, amplification).ratio
+    assert ratio is not None
+    assert (ratio.low, ratio.launches) == (None, 3)
+    assert "1 of 4 trials have none: static_pd, trial 3: 24 of 96 turns failed" in (ratio.reason or "")
+
+
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)

@@ -106,6 +106,13 @@ def test_a_turn_cut_after_its_first_token_has_a_ttft_and_no_more() -> None:
         ({"wall_clock_s": 80.0, "trace_span_s": 10.0, "cut": 3}, None, "the replay was cut with 3 turns"),
         ({"wall_clock_s": 80.0, "trace_span_s": 0.0}, None, "the trace spans no time"),
         ({"wall_clock_s": 80.0}, None, "states no wall clock or no trace span"),
+        ({"wall_clock_s": 80.0, "trace_span_s": 10.0, "completed": 95, "failed": 5}, 8.0, None),
+        ({"wall_clock_s": 30.0, "trace_span_s": 10.0, "completed": 60, "failed": 40}, None, "40 of 100 turns failed"),
+        (
+            {"wall_clock_s": 30.0, "trace_span_s": 10.0, "completed": 90, "failed": 1, "never_sent": 9},
+            None,
+            "10 of 100 turns failed or were dropped",
+        ),
     ],
 )
 def test_amplification_is_wall_clock_over_span_or_says_why_not(

@@ -346,6 +346,24 @@ def test_what_the_data_leave_untestable_stays_among_the_claims_that_are_correcte
     assert (steady or 0) > 2 * (alone or 1)
 
 
+@pytest.mark.parametrize("lacking", [{"hot_sessions": 3}, {"hot_turns": 2}, {"max_inflight_sessions": 32}])
+def test_what_the_trace_or_the_plan_rules_out_was_not_tested_and_asks_no_more_of_the_others(
+    lacking: Mapping[str, Any],
+) -> None:
+    labels = WITH_BASELINES | {UNIFIED: UNIFIED}
+    keeps = compare_two("apc", "stays", "ear", -0.0001, 0.0001)  # the smallest p, which the whole family multiplies
+    slower = [
+        compare_two("worker_ttft_p90_median_s", "stays", "ear", 0.5, 0.501),
+        compare_two("worker_ttft_p90_median_s", "sticky", UNIFIED, 0.5, 0.501),
+        compare_two("ttft_p90_s", "ear", "load-balance", -0.5, -0.499),
+    ]
+    claims = judge(labels, [keeps, *slower], scale=replace(LARGE, **lacking))
+    for name in ("ablation: affinity only interferes", "3.3: sticky slows every instance", "C3: EAR dominates"):
+        assert (claims[name].outcome, claims[name].p) == (Outcome.OPEN, None), name
+    alone = judge(labels, [keeps])["ablation: affinity only keeps locality"]
+    assert claims["ablation: affinity only keeps locality"].p_corrected == alone.p_corrected
+
+
 def test_interference_and_the_gain_over_lmetric_need_a_steady_state() -> None:
     labels = labels_of(ROWS) | IN_ORDER
     pairs = [

@@ -116,6 +116,7 @@ def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
     assert plan_of(grid("sensitivity")).estimated_s < 13 * 60
     assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 9 * 60
     assert plan_of(msgspec.structs.replace(grid("load-floor-100"), trials=1)).estimated_s < 3 * 60
+    assert plan_of(grid("load-floor-gate")).estimated_s < 7 * 60
     assert plan_of(grid("smoke")).estimated_s < 90
 
 
@@ -236,6 +237,13 @@ def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
     limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in replays(plan) if "overlap f" in cell.label}
     assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0, "overlap first, hair-trigger": 4.0}
+
+
+def test_the_specifications_gate_of_the_bonus_is_compared_with_ours_at_one_k() -> None:
+    parameters = {cell.label: dict(cell.params["parameters"]) for cell in replays(plan_of(grid("load-floor-gate")))}
+    ours, theirs = (parameters[label] for label in ("B: floor 200", "B: floor 200, per worker"))
+    assert theirs.pop("floor_gate") == "per_worker"
+    assert ours == theirs == {"load_floor_bonus": 200}
 
 
 def test_the_rules_of_quarantine_are_compared_on_real_engines_too() -> None:
