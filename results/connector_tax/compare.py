@@ -32,7 +32,8 @@ def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[
         for metric, series in RATIOS.items():
             measured = cut_bounds(estimate(measurements.get(load, config, series)))
             own = f"{series} p90 of {config} in {load.phase} at {load.rate_per_s!r} req/s, {load.shape}"
-            yield Measure("Latencies", {**at, "latency": TITLES[metric]}, measured, "ms", 1e3, id=own)
+            key, degrees = {**at, "latency": TITLES[metric]}, measured.launches - 1
+            yield Measure("Latencies", key, measured, "ms", 1e3, degrees=degrees, id=own)
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
@@ -60,13 +61,15 @@ def _build_tax(row: TaxRow) -> Measure:
         "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
         "tax": TITLES[row.metric],
     }  # fmt: skip
+    cost = row.alone or row.estimate
     return Measure(
         "Taxes",
         key,
-        row.alone or row.estimate,
+        cost,
         unit="%",
         ratio=False,
         verdict=row.verdict,
         at=f"{row.rate_per_s:g} req/s",
+        degrees=row.degrees or cost.launches - 1,
         id=f"{row.metric} of {row.config} in {row.phase} at {row.reference}, {row.shape}",
     )

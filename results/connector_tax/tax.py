@@ -83,6 +83,8 @@ class TaxRow:
     """The same tax with bounds that hold for this config by itself; hypotheses and comparisons of runs use it."""
     own: Estimate | None = None
     """The same with bounds from the spread of this config's launches only."""
+    degrees: int | None = None
+    """Degrees of freedom of `alone`."""
     saturated: str = ""
     """`plain` where that is saturated at this load, else the config where it is; empty where neither is."""
 
@@ -256,11 +258,12 @@ def _apply_contrast(row: TaxRow, contrast: Contrast) -> TaxRow:
     """The row with the bounds of the comparison of all configs; plain against plain has bounds by itself only."""
     alone = convert_contrast(contrast, row.metric, row.estimate)
     own = _make_tax(row.metric, contrast, (contrast.own_low, contrast.own_high), alone, "its own spread")
+    row = replace(row, alone=alone, own=own, degrees=contrast.degrees)
     if contrast.together is None:
-        return replace(row, estimate=alone, alone=alone, own=own)
+        return replace(row, estimate=alone)
     bounds = contrast.together.low, contrast.together.high
     together = _make_tax(row.metric, contrast, bounds, alone, "all configs together")
-    return replace(row, estimate=together, alone=alone, own=own, p=contrast.together.p)
+    return replace(row, estimate=together, p=contrast.together.p)
 
 
 def convert_contrast(contrast: Contrast, metric: Metric, cost: Estimate) -> Estimate:

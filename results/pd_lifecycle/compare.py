@@ -31,7 +31,9 @@ def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
         load = {"C": str(config.prior_context), "N": str(config.current_new_tokens), "O": str(config.output_length)}
         for name in DURATIONS:
             own = f"{name} at C={config.prior_context} N={config.current_new_tokens} O={config.output_length}"
-            yield Measure("Durations", {**load, "duration": name}, row.value(name), "ms", id=own)
+            value = row.value(name)
+            key = {**load, "duration": name}
+            yield Measure("Durations", key, value, "ms", degrees=value.launches - 1, id=own)
 
 
 def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:
@@ -39,11 +41,13 @@ def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:
         key = {"over": cell.baseline, "C": str(cell.prior_context), "N": str(cell.new_tokens)}
         plain = "plain" if cell.baseline == PLAIN_ENGINE else "combined"
         own = f"overhead over {plain} at C={cell.prior_context} N={cell.new_tokens}"
-        yield Measure("TTFT over that of a combined instance", key, cell.overhead_ms, "ms", ratio=False, id=own)
+        table, degrees = "TTFT over that of a combined instance", cell.overhead_ms.launches - 1
+        yield Measure(table, key, cell.overhead_ms, "ms", ratio=False, degrees=degrees, id=own)
 
 
 def _list_costs(analysis: LifecycleAnalysis) -> Iterator[Measure]:
     model = analysis.costs.relative
     numbers = (("alpha", model.alpha_ms, "ms"), ("beta", model.beta_ms_per_mb, "ms per 10^6 bytes"))
     for name, estimate, unit in numbers:
-        yield Measure("Cost of a transfer", {"": name}, estimate, unit, ratio=False, id=f"{name} of a transfer")
+        own, degrees = f"{name} of a transfer", estimate.launches - 1
+        yield Measure("Cost of a transfer", {"": name}, estimate, unit, ratio=False, degrees=degrees, id=own)

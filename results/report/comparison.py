@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 from typing import Any
 
 import msgspec
 
+from results.records.count import format_count
 from results.records.errors import ResultsError
 from results.records.estimate import Estimate, unknown
 from results.records.run_folder import RunFacts
@@ -21,9 +22,12 @@ from results.report.conditions import Condition, list_conditions
 from results.report.differences import PLAN, Difference, Origin, list_differences
 from results.report.matching import match_rows
 from results.report.table import NOT_MEASURED
+from results.statistics.estimates import LEVEL, holm
 from results.statistics.independent import (
+    DISJOINT_BY_CHANCE,
     are_disjoint,
     compare_ratio,
+    find_p_of_equality,
     subtract_estimates,
 )
 from results.statistics.judgement import Judgement, Outcome, Verdict, judged, list_some, withheld
@@ -55,6 +59,8 @@ class Measure:
     """Against the run's baseline."""
     at: str = ""
     """The load, where the key does not state it. Two numbers at different loads are shown and not compared."""
+    degrees: float | None = None
+    """Degrees of freedom of the estimate's interval. None = not stated, as in exports of an older version."""
     id: str = ""
     """Identifies the number in every run and version. Empty = table and key do, as in exports of an older version."""
 
@@ -98,6 +104,13 @@ class Change:
     """The two intervals, each over launches, share no value."""
     unit: str
     scale: float
+    p: float | None
+    """Two-sided, of both runs measuring the same (`find_p_of_equality`); None where the loads differ, or where a number
+    has no interval over launches. A ratio to an interval that reaches 0 has no verdict, and a p."""
+    p_corrected: float | None = None
+    """After Holm's correction over all changes that have a p."""
+    stands: bool = False
+    """The change is significant after that correction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +145,8 @@ class Comparison:
     first: RunFacts
     second: RunFacts
     changes: tuple[Change, ...]
+    family: int
+    """How many changes have a p: those whose two numbers have an interval over launches. They are judged together."""
     verdicts: tuple[VerdictPair, ...]
     """Outcomes of all judgements, and those verdicts of single numbers that are opposite."""
     stated: tuple[tuple[str, str, str], ...]
@@ -157,9 +172,19 @@ class Comparison:
         return tuple(one for one in self.changes if one.disjoint)
 
     @property
-    def intervals(self) -> int:
-        """How many numbers have an interval over launches on both sides."""
-        return sum(not one.withheld for one in self.changes)
+    def disjoint_by_chance(self) -> float:
+        """How many pairs of intervals are disjoint between equal runs, on average."""
+        return self.family * DISJOINT_BY_CHANCE
+
+    @property
+    def standing(self) -> tuple[Change, ...]:
+        return tuple(one for one in self.changes if one.stands)
+
+    @property
+    def answer(self) -> str:
+        count, verb = len(self.standing), "stands" if len(self.standing) == 1 else "stand"
+        differences = format_count(self.family, "difference", "differences")
+        return f"Over {differences} {count} {verb} after Holm's correction."
 
 
 def require_same_experiment(first: RunFacts, second: RunFacts) -> None:
@@ -188,7 +213,7 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
                 remedy=f"compare runs of one {name}",
             )
     measures = match_rows(first.measures, second.measures, (_identify, _identify), _name_measure)
-    changes = tuple(_compare_measure(*pair) for pair in measures.pairs)
+    changes = _correct_changes([_compare_measure(*pair) for pair in measures.pairs])
     _require_common(first, second, changes)
     judgements = match_rows(
         first.judgements, second.judgements, (_identify_by(first), _identify_by(second)), lambda one: one.name
@@ -198,6 +223,7 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
         first=first.facts,
         second=second.facts,
         changes=changes,
+        family=sum(one.p is not None for one in changes),
         verdicts=(*starmap(_pair_judgements, judgements.pairs), *_find_opposite(measures.pairs, changes)),
         stated=tuple(
             (name, first.stated.get(name, ""), second.stated.get(name, ""))
@@ -256,7 +282,9 @@ def _compare_measure(first: Measure, second: Measure) -> Change:
         change = compare_ratio(first.estimate, second.estimate)
     else:
         change = subtract_estimates(first.estimate, second.estimate)
-    few = withheld(change, *_OF_RUN)
+    launches = min(first.estimate.launches, second.estimate.launches)
+    over_launches = first.at == second.at and launches >= MIN_PAIRED
+    degrees = first.degrees, second.degrees
     return Change(
         table=first.table,
         key=first.key,
@@ -265,13 +293,23 @@ def _compare_measure(first: Measure, second: Measure) -> Change:
         ratio=first.ratio,
         change=change,
         verdict=judged(change),
-        withheld=few,
+        withheld=withheld(change, *_OF_RUN),
         first_verdict=first.verdict,
         second_verdict=second.verdict,
-        disjoint=not few and are_disjoint(first.estimate, second.estimate),
+        disjoint=over_launches and are_disjoint(first.estimate, second.estimate),
         unit=first.unit,
         scale=first.scale,
+        p=find_p_of_equality(first.estimate, second.estimate, degrees) if over_launches else None,
     )
+
+
+def _correct_changes(changes: Sequence[Change]) -> tuple[Change, ...]:
+    corrected = iter(holm([one.p for one in changes if one.p is not None]))
+    return tuple(one if one.p is None else _apply_correction(one, next(corrected)) for one in changes)
+
+
+def _apply_correction(change: Change, corrected: float) -> Change:
+    return replace(change, p_corrected=corrected, stands=corrected <= 1 - LEVEL)
 
 
 def _pair_judgements(first: Judgement, second: Judgement) -> VerdictPair:
@@ -306,5 +344,9 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         data[side] = {name: data[side][name] for name in ("run", "experiment", "profile", "preset", "seed", "versions")}
     columns = ("name", "first", "second")
     del data["one_sided"]  # counts of `only_first` and `only_second`
+    data["disjoint"] = len(comparison.disjoint)
+    data["disjoint_by_chance"] = comparison.disjoint_by_chance
+    data["standing"] = len(comparison.standing)
+    data["answer"] = comparison.answer
     data["stated"] = [dict(zip(columns, row, strict=True)) for row in comparison.stated]
     return data

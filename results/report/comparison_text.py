@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from results.records.percent import format_percent
 from results.report.comparison import Change, Comparison, OneSided, VerdictPair, format_estimate
 from results.report.conditions import Condition
 from results.report.content import ReportText
 from results.report.differences import Difference
 from results.report.table import NOT_MEASURED, Column, Table, make_table
-from results.statistics.independent import DISJOINT_BY_CHANCE, chance_of_disjoint
 from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED
 
@@ -27,6 +25,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
     titles = dict.fromkeys(change.table for change in comparison.changes)
     candidates = (
         make_table("Opposite verdicts", OPPOSITE_COLUMNS, comparison.opposite, _OPPOSITE_NOTE),
+        make_table("Differences that stand", STANDING_COLUMNS, comparison.standing, _STANDING_NOTE),
         make_table("How the runs differ", CONDITION_COLUMNS, comparison.conditions),
         make_table("Verdicts", VERDICT_COLUMNS, [one for one in comparison.verdicts if not one.opposite]),
         _judged_table(comparison),
@@ -41,7 +40,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
 
 
 def _describe_counts(comparison: Comparison) -> str:
-    """Which run is which, how many numbers moved, opposite verdicts, disjoint intervals, and what differs."""
+    """Which run is which, what differs, how many numbers moved, opposite verdicts, and the family's judgment."""
     counts = Counter(str(change.verdict or "no verdict") for change in comparison.changes)
     moves = ", ".join(f"{counts[word]} {word}" for word in (*map(str, Verdict), "no verdict") if counts[word])
     first, second = comparison.first, comparison.second
@@ -54,23 +53,17 @@ def _describe_counts(comparison: Comparison) -> str:
     return (
         f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. {differ} "
         f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
-        f"{len(comparison.opposite)}.{judged}{_describe_disjoint(len(comparison.disjoint), comparison.intervals)}"
+        f"{len(comparison.opposite)}.{judged} {_describe_family(comparison)}"
     )
 
 
-def _describe_disjoint(count: int, pairs: int) -> str:
-    """How many pairs chance makes disjoint, beside how many are: among hundreds of numbers a few refute nothing."""
-    if not pairs:
-        return " No number has an interval over launches on both sides."
-    expected = f"chance alone makes {pairs * DISJOINT_BY_CHANCE:.1f} disjoint between equal runs"
-    counted = f" Disjoint intervals: {count} of {pairs} pairs; {expected}"
-    if not count:
-        return f"{counted}."
-    chance = chance_of_disjoint(count, pairs)
-    percent = "less than 0.1 %" if chance < 0.001 else format_percent(chance, 1)
+def _describe_family(comparison: Comparison) -> str:
+    """How many pairs of intervals are disjoint, beside how many chance makes so, and how many differences stand."""
+    if not comparison.family:
+        return "No number has an interval over launches on both sides."
     return (
-        f"{counted}, and {count} or more in {percent} of the comparisons if pairs were independent. They are not: "
-        "numbers of one launch are off together, so several disjoint pairs are more probable than that."
+        f"Disjoint intervals: {len(comparison.disjoint)} of {comparison.family} pairs; chance alone makes "
+        f"{comparison.disjoint_by_chance:.1f} disjoint between equal runs. {comparison.answer}"
     )
 
 
@@ -78,9 +71,13 @@ def _list_limits(comparison: Comparison) -> tuple[str, ...]:
     limits = [
         "A difference belongs to everything that differed between the two runs: what is listed, and what no file "
         "captured (temperature, neighbors on the host). One run on each side cannot tell which.",
-        f"Each interval holds by itself: of {len(comparison.changes)} differences that are none, one in twenty is "
-        "called higher or lower, and its two intervals need not be disjoint for that.",
     ]
+    if comparison.family:
+        limits.append(
+            f"Each verdict holds by itself: of {comparison.family} differences that are none, one in twenty is called "
+            "higher or lower, and its two intervals need not be disjoint for that. What stands after Holm's correction "
+            "holds for all of them together."
+        )
     if any(one.change.launches < MIN_PAIRED for one in comparison.changes if one.change.value is not None):
         limits.append(
             f"At least one side was measured in fewer than {MIN_PAIRED} launches per config. Its brackets hold the "
@@ -108,6 +105,17 @@ _OPPOSITE_NOTE = (
     "Each run judges by its own intervals. Between equal runs chance makes at most 0.13 % of the pairs that intervals "
     "decide opposite (both miss, on opposite sides), so look for the cause in what differs. Neither run refutes the "
     "other: the claim may hold under the conditions of the one and fail under those of the other."
+)
+STANDING_COLUMNS: tuple[Column[Change], ...] = (
+    Column("number", lambda row: f"{row.table}: {', '.join(row.key.values())}"),
+    Column("first", lambda row: format_estimate(row.first, row)),
+    Column("second", lambda row: format_estimate(row.second, row)),
+    Column("second against first", lambda row: _show_change(row)),
+    Column("p, after Holm", lambda row: _show_p(row)),
+)
+_STANDING_NOTE = (
+    "If the two runs measured the same, at most one comparison in twenty would list anything here, however its numbers "
+    "depend on each other."
 )
 CONDITION_COLUMNS: tuple[Column[Condition], ...] = (
     Column("", lambda row: row.what),
@@ -155,10 +163,13 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
     keys = tuple(changes[0].key)
     how = "second / first - 1" if changes[0].ratio else "second - first"
     rows = tuple(
-        (*one.key.values(), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one))
+        (
+            *one.key.values(), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one),
+            _show_p(one),
+        )
         for one in changes
-    )
-    return Table(title, (*keys, "first", "second", how), rows)
+    )  # fmt: skip
+    return Table(title, (*keys, "first", "second", how, "p, after Holm"), rows)
 
 
 def _show_change(change: Change) -> str:
@@ -172,10 +183,17 @@ def _show_change(change: Change) -> str:
         shown = moved.points()
     else:
         shown = f"{moved.text(4, change.scale)} {change.unit}".strip()
+    marks = (", intervals disjoint" if change.disjoint else "") + (", stands" if change.stands else "")
     if change.verdict is not None:
-        return f"{shown} {change.verdict}{', intervals disjoint' if change.disjoint else ''}"
+        return f"{shown} {change.verdict}{marks}"
     few = moved.launches < MIN_PAIRED
-    return f"{shown} ({'spread: no verdict' if few else f'no verdict: {change.withheld}'})"
+    return f"{shown} ({'spread: no verdict' if few else f'no verdict: {change.withheld}'}){marks}"
+
+
+def _show_p(change: Change) -> str:
+    if change.p is None or change.p_corrected is None:
+        return NOT_MEASURED
+    return f"{change.p:.2g}, {change.p_corrected:.2g}"
 
 
 def _difference_table(comparison: Comparison) -> Table:

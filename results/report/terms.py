@@ -107,6 +107,7 @@ _VERDICTS = (
     Term("fails", "", "the whole of it contradicts"),
     Term("undecided", "", "the numbers allow both, or come from too few launches"),
     Term("open", "", "there is no number to judge"),
+    Term("stands", "", "a difference or an outcome is significant after Holm's correction over its whole family"),
 )
 
 _ROUTING = (

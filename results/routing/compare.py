@@ -46,10 +46,11 @@ def _list_values(analysis: RoutingAnalysis) -> Iterator[Measure]:
         for metric in all_metrics():
             key = {"policy": label, "metric": metric.title}
             value, own = analysis.value(label, metric.name), f"{metric.name} of {policy}"
+            degrees = value.launches - 1
             if metric.is_time:
-                yield Measure("Policies", key, value, metric.shown_unit, metric.scale, id=own)
+                yield Measure("Policies", key, value, metric.shown_unit, metric.scale, degrees=degrees, id=own)
             else:
-                yield Measure("Shares", key, value, "%", ratio=False, id=own)
+                yield Measure("Shares", key, value, "%", ratio=False, degrees=degrees, id=own)
 
 
 def _list_ratios(analysis: RoutingAnalysis) -> Iterator[Measure]:
@@ -57,8 +58,10 @@ def _list_ratios(analysis: RoutingAnalysis) -> Iterator[Measure]:
     for pair in analysis.pairs_with_baseline:
         key = {"policy": pair.first, "against": pair.second, "metric": metric_named(pair.metric).title}
         own = f"{pair.metric} of {strip_load(pair.first)} against {_identify_policy(analysis, pair.second)}"
+        verdict, degrees = pair.verdict, (pair.ratio or pair.difference).launches - 1
         if pair.ratio is not None:
-            yield Measure("Ratios to the baseline", key, pair.ratio, "times", verdict=pair.verdict, id=own)
+            table = "Ratios to the baseline"
+            yield Measure(table, key, pair.ratio, "times", verdict=verdict, degrees=degrees, id=own)
         else:
             table = "Differences to the baseline"
-            yield Measure(table, key, pair.difference, "%", ratio=False, verdict=pair.verdict, id=own)
+            yield Measure(table, key, pair.difference, "%", ratio=False, verdict=verdict, degrees=degrees, id=own)

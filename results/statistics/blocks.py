@@ -65,6 +65,8 @@ class Contrast:
     """Factor on its bounds where its launches vary significantly more than the others'; else 1."""
     error: float
     """Standard error of the difference, before it is widened."""
+    degrees: int
+    """Degrees of freedom of `low` and `high`: of the residual, or of its own differences where they set the bounds."""
     together: Together | None = None
     """None for the reference's second name, which is not judged."""
 
@@ -161,7 +163,7 @@ def contrast_apart(own: Samples, family: int) -> Contrast | None:
     p = min(1.0, family * 2 * float(special.stdtr(degrees, -abs(difference) / error)))
     low, high = difference - half, difference + half
     together = Together(difference - half_together, difference + half_together, p)
-    return Contrast(difference, low, high, low, high, own.size, 1.0, error, together)
+    return Contrast(difference, low, high, low, high, own.size, 1.0, error, degrees, together)
 
 
 def _compare_references(model: BlockModel, launches: Launches, bases: Sequence[str]) -> Contrast | None:
@@ -177,7 +179,8 @@ def _contrast(model: BlockModel, rest: BlockModel | str, difference: float, erro
     """`rest`: the fit of the other configs, against which this one's spread is tested."""
     half = student_quantile(model.degrees) * error
     if own.size < 2:
-        return Contrast(difference, difference - half, difference + half, None, None, own.size, 1.0, error)
+        low, high = difference - half, difference + half
+        return Contrast(difference, low, high, None, None, own.size, 1.0, error, model.degrees)
     own_error = standard_error(own)
     own_half = student_quantile(own.size - 1) * own_error
     widening = 1.0
@@ -186,8 +189,9 @@ def _contrast(model: BlockModel, rest: BlockModel | str, difference: float, erro
         if special.fdtrc(own.size - 1, rest.degrees, ratio) < LEVEL_OF_F:
             widening = max(own_half / half, 1.0)
     half *= widening
-    own_low, own_high = difference - own_half, difference + own_half
-    return Contrast(difference, difference - half, difference + half, own_low, own_high, own.size, widening, error)
+    degrees = own.size - 1 if widening > 1 else model.degrees
+    low, high, own_low, own_high = (difference + by for by in (-half, half, -own_half, own_half))
+    return Contrast(difference, low, high, own_low, own_high, own.size, widening, error, degrees)
 
 
 def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:

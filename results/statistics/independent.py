@@ -6,22 +6,44 @@ d = b - a with a in [l_a, u_a] and b in [l_b, u_b]
 A ratio is the same on logarithms.
 
 Where the values of two independent samples are at hand, the difference of their means has Welch's t interval.
+
+Whether two estimates are of one true value has a p by Welch's t, with the standard errors that their intervals imply.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy.typing as npt
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.records.estimate import Estimate, unknown
-from results.statistics.estimates import ALL_AGREE, LEVEL, ROUNDING, clean, standard_error, student_interval
+from results.statistics.estimates import (
+    ALL_AGREE,
+    LEVEL,
+    ROUNDING,
+    clean,
+    standard_error,
+    student_interval,
+    student_quantile,
+)
 from results.statistics.trials import MIN_PAIRED
 
 DISJOINT_BY_CHANCE = 0.0056
 """Probability that two equally wide 95 % intervals of one true value share no value: 2 (1 - Phi(1.96 sqrt 2))."""
+SYMMETRIC = 1e-6
+"""Halves of an interval that differ by less than this share of its width are equal."""
+MANY_DEGREES = 1e9
+"""Degrees of freedom at which Student's t is the normal distribution."""
+
+Points = tuple[float, float, float]
+"""Low bound, value and high bound."""
+Scale = Callable[[float], float]
+_SCALES: tuple[tuple[Scale, float], ...] = ((float, -math.inf), (math.log, 0.0), (math.log1p, -1.0))
+"""On which intervals are made, each with the number above which it is defined: means, ratios, relative changes."""
 
 
 def subtract_means(first: npt.ArrayLike, second: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
@@ -78,12 +100,59 @@ def are_disjoint(first: Estimate, second: Estimate) -> bool:
     return first.high < second.low or second.high < first.low
 
 
-def chance_of_disjoint(count: int, pairs: int) -> float:
-    """P(at least `count` of the pairs are disjoint) where no true value differs and pairs are independent (binomial).
+def find_p_of_equality(
+    first: Estimate, second: Estimate, degrees: tuple[float | None, float | None] = (None, None)
+) -> float | None:
+    """Two-sided p of two independent estimates being of one true value (Welch's t); None without two intervals.
 
-    Pairs of two runs are not: numbers of one launch are off together. Several disjoint pairs are then more probable.
+    Assumed: each interval is Student's t at LEVEL over launches, symmetric about its value as it is (a mean), by
+    logarithms (a ratio) or by logarithms of 1 + x (a relative change). The scale on which both are symmetric is that of
+    the test. A standard error is half a width over Student's quantile: the wider half, because a bound may be cut at
+    what the number can be.
+    `degrees`: of freedom of both intervals. None = not stated: launches - 1, or more where a residual was pooled, so
+    the larger p of launches - 1 and of infinitely many counts.
     """
-    return float(special.bdtrc(count - 1, pairs, DISJOINT_BY_CHANCE)) if count else 1.0
+    points = _list_points(first), _list_points(second)
+    if points[0] is None or points[1] is None:
+        return None
+    both = points[0], points[1]
+    scale = _find_scale(both)
+    difference = scale(both[1][1]) - scale(both[0][1])
+    halves = [max(scale(value) - scale(low), scale(high) - scale(value)) for low, value, high in both]
+    if not any(halves):  # the permutation test of launches that all agree
+        return 2 / math.comb(first.launches + second.launches, first.launches) if difference else 1.0
+    possible = [
+        (one.launches - 1, MANY_DEGREES) if stated is None else (stated,)
+        for one, stated in zip((first, second), degrees, strict=True)
+    ]
+    return max(_find_p_of_welch(difference, halves, pair) for pair in product(*possible))
+
+
+def _list_points(estimate: Estimate) -> Points | None:
+    if estimate.value is None or estimate.low is None or estimate.high is None:
+        return None
+    return estimate.low, estimate.value, estimate.high
+
+
+def _find_scale(both: Sequence[Points]) -> Scale:
+    """On which both intervals are symmetric; as they are where none is, because a bound was cut."""
+    return next((scale for scale, above in _SCALES if all(_is_symmetric(one, scale, above) for one in both)), float)
+
+
+def _is_symmetric(points: Points, scale: Scale, above: float) -> bool:
+    if min(points) <= above:
+        return False
+    low, value, high = map(scale, points)
+    rounding = ROUNDING * max(abs(low), abs(high))
+    return abs(low + high - 2 * value) <= max(SYMMETRIC * (high - low), rounding)
+
+
+def _find_p_of_welch(difference: float, halves: Sequence[float], degrees: Sequence[float]) -> float:
+    """`halves`: half the width of each interval, at least one of them above 0."""
+    variances = [(half / student_quantile(own)) ** 2 for half, own in zip(halves, degrees, strict=True)]
+    total = math.fsum(variances)
+    freedom = 1 / math.fsum((part / total) ** 2 / own for part, own in zip(variances, degrees, strict=True))
+    return float(2 * special.stdtr(freedom, -abs(difference) / math.sqrt(total)))
 
 
 def _take_logarithm(estimate: Estimate) -> Estimate:

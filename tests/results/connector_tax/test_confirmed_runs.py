@@ -131,6 +131,13 @@ def test_a_load_that_two_phases_share_is_compared_with_another_run_once(analysis
     assert {key["phase"] for key in taxes} == {"A", "B", "Bp"}
 
 
+def test_taxes_state_the_degrees_of_freedom_of_the_residual_that_configs_share(analysis: Analysis) -> None:
+    measures = build_comparable(analysis).measures
+    assert {one.degrees for one in measures if one.table == "Taxes"} == {(5 - 1) * (3 - 1)}
+    confirmed = [one for one in measures if one.table == "Latencies" and one.estimate.launches == 3]
+    assert {one.degrees for one in confirmed} == {2}
+
+
 def test_a_rate_that_is_both_reference_rates_is_compared_with_another_run_once(tmp_path: Path) -> None:
     configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
     run = replace(RUN, configs=configs, shapes=(), prime=(0.0, ()), steps=0)

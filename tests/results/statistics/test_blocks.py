@@ -72,6 +72,7 @@ def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_pl
         assert contrast.together is not None
         half = stats.t.ppf(0.975, 24) * error * contrast.widening
         assert contrast.high - contrast.difference == pytest.approx(half)
+        assert contrast.degrees == (24 if contrast.widening == 1 else 3)
         critical = dunnett_critical(equicorrelated(7, 1 / 3), 24)
         assert contrast.difference - contrast.together.low == pytest.approx(critical * error * contrast.widening)
     assert fit.repeat is not None
