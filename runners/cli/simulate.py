@@ -166,8 +166,8 @@ def calibrate(
 ) -> None:
     """Fit an engine model to the step times of a connector-tax run, and compare it with the cells it was not fitted to.
 
-    It is fitted to every second cell; the others are simulated and compared. Check their error before you trust a
-    simulation: docs/simulator.md has the limits that a model must meet.
+    It is fitted to every second cell; the others, and all of `plain_again`, are simulated and compared. Check their
+    error before you trust a simulation: docs/simulator.md has the limits that a model must meet.
 
     Example: `tracon simulate calibrate 20260131-1200 --out mine.json`; then
     `tracon run routing --simulated --engine mine.json`.
@@ -281,7 +281,12 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
                 mean_error = format_percent(statistics.fmean(load.size for load in loads))
                 cells = format_count(sum(len(load.errors) for load in loads), "cell", "cells")
                 over = f"{cells} of {format_count(len(loads), 'load', 'loads')}"
-                lines.append(f"{name} of {over} {which}: bias {bias}, mean error {mean_error}.")
+                repeated = [load.repetition for load in loads if load.repeats]
+                repetition = format_percent(statistics.fmean(repeated)) if repeated else "not measured"
+                lines.append(
+                    f"{name} of {over} {which}: bias {bias}, mean error {mean_error}; of a real cell against its own "
+                    f"repetition {repetition}."
+                )
     table = begin_table("cell", "fitted", "near saturation", ">TTFT p90 (ms)", ">TPOT p90 (ms)", ">E2E p90 (ms)")
     for cell in calibration.cells:
         table.add_row(

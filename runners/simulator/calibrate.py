@@ -3,15 +3,16 @@
 Every second cell of one config, in the order of their load, gives the fit: the coefficients of a step, none below 0, so
 that the mean relative error over the steps of its window is 0 (`fit_steps`); what these steps took over what the
 coefficients give, in their order (`residuals`); and `frontend_s`, the median over these cells of what a measured TTFT
-has beyond a simulated one. The other cells are simulated, arrival by arrival, with the residuals of the fitted cell
-before them as noise, and compared; cells near saturation apart (`STEEP`). Step records do not hold the KV tokens that a
-step reads. Within a cell all prompts and answers have one length and share nothing, so they follow from it
-(`list_busy_steps`).
+has beyond a simulated one. The other cells, and all of `plain_again` where `plain` is fitted, are simulated, arrival by
+arrival, with the residuals of the fitted cell before them as noise, and compared; cells near saturation apart
+(`STEEP`). Step records do not hold the KV tokens that a step reads. Within a cell all prompts and answers have one
+length and share nothing, so they follow from it (`list_busy_steps`).
 """
 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from results.connector_tax.configs import BASELINE, REPEAT
 from results.measures.requests import latency_samples
 from results.measures.step_durations import steps_in_window
 from results.records.frames import Gap, read_cell, read_requests, read_steps
@@ -78,6 +80,12 @@ class Cell:
         load = self.record.load
         return float(load["rate_per_s"]), int(load["input_tokens"]), int(load["output_tokens"])
 
+    @property
+    def order(self) -> tuple[float, int, int, str]:
+        """Sort key: the load, then the cell's id without its config. Cells of two configs that share it are one load in
+        one trial."""
+        return *self.load, self.record.cell.replace(f"/{self.record.config}/", "/", 1)
+
 
 @dataclass(frozen=True, slots=True)
 class CellComparison:
@@ -94,11 +102,20 @@ class CellComparison:
     """By how many times the share that steps take longer the p90 grows that grows most; None = there is no p90."""
     near_saturation: bool = False
     """A cell of its load is steeper than STEEP."""
+    repetition: str = ""
+    """The cell of the same load and trial in an independent launch of the same engine; empty = all cells of its load
+    repeat it."""
 
     def error(self, metric: str) -> float | None:
         """Simulated over measured, less 1."""
         measured, simulated = self.measured[metric], self.simulated[metric]
         return None if not measured or simulated is None else simulated / measured - 1
+
+    def repeats(self, other: CellComparison) -> bool:
+        """Whether the difference between the two is that of a real run to its own repetition."""
+        if other.repetition:
+            return self.cell == other.repetition
+        return self is not other and self.load == other.load
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +145,13 @@ class Calibration:
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
         first = cell.measured[metric]
-        others = [other.measured[metric] for other in self.cells if other is not cell and other.load == cell.load]
+        others = [other.measured[metric] for other in self.cells if other.repeats(cell)]
         return [abs(again / first - 1) for again in others if again is not None] if first else []
 
 
-def calibrate(run: Path, config: str = "plain") -> Calibration:
+def calibrate(run: Path, config: str = BASELINE) -> Calibration:
     """Fit and compare. Raises RunnerError where the run has too little of this config."""
-    cells = sorted(read_cells(run, config), key=lambda cell: (*cell.load, cell.record.cell))
+    cells = sorted(read_cells(run, config), key=lambda cell: cell.order)
     if len(cells) < 2:
         raise RunnerError(
             f"{run.name} has {len(cells)} cells of {config} with steps and requests; two are the least",
@@ -147,7 +164,8 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
     told_apart = list_told_apart(work.rows)
     not_told_apart = tuple(name for index, name in enumerate(COEFFICIENTS) if index not in told_apart)
     residuals = [list_residuals(work, step) for work in works]
-    settings = read_settings([cell.record for cell in cells])
+    again = sorted(read_cells(run, REPEAT), key=lambda cell: cell.order) if config == BASELINE else []
+    settings = read_settings([cell.record for cell in (*cells, *again)])
     model = msgspec.structs.replace(EngineModel(step, _read_capacity(run, config)), **settings)
     late = [
         measured - simulated
@@ -156,9 +174,7 @@ def calibrate(run: Path, config: str = "plain") -> Calibration:
         and (simulated := _simulate_p90s(cell, model, own)["ttft_s"]) is not None
     ]
     model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
-    compared = mark_near_saturation(
-        [compare_cell(cell, model, residuals[index // 2], fitted=index % 2 == 0) for index, cell in enumerate(cells)]
-    )
+    compared = mark_near_saturation(compare_cells(cells, again, model, residuals))
     sources: tuple[str, ...] = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
     stored = tuple(tuple(own[: RESIDUALS // len(residuals)]) for own in residuals)
     if not_told_apart:
@@ -295,6 +311,25 @@ def simulate_cell(requests: pd.DataFrame, model: EngineModel, noise: Noise = STE
     frame.loc[sent.index, "status"] = RequestStatus.OK.value
     frame.loc[sent.index, "completion_tokens"] = sent["output_tokens"]
     return frame
+
+
+def compare_cells(
+    cells: Sequence[Cell], again: Sequence[Cell], model: EngineModel, residuals: Sequence[Sequence[float]]
+) -> list[CellComparison]:
+    """Every cell, each with its repetition under the other name of its engine.
+
+    `cells`: in order; every second one, from the first, gave the fit and one list of `residuals`. `again`: of
+    independent launches of the same engine; all are held out.
+    """
+    fitted = [cell.order for cell in cells[::2]]
+    names = [{cell.order: cell.record.cell for cell in part} for part in (cells, again)]
+    compared = []
+    for part, others in ((cells, names[1]), (again, names[0])):
+        for index, cell in enumerate(part):
+            before = max(0, bisect_right(fitted, cell.order) - 1)
+            own = compare_cell(cell, model, residuals[before], fitted=part is cells and index % 2 == 0)
+            compared.append(replace(own, repetition=others.get(cell.order, "")))
+    return compared
 
 
 def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -26,9 +28,11 @@ from runners.simulator.calibrate import (
     STEEP,
     BusySteps,
     Calibration,
+    Cell,
     CellComparison,
     calibrate,
     compare_cell,
+    compare_cells,
     fit_steps,
     join_steps,
     list_busy_steps,
@@ -48,6 +52,12 @@ from tests.goldens.fixture import ARCHIVE, HERE, unpack
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real run of connector-tax."""
     return unpack(HERE / "connector-tax" / ARCHIVE, tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def run_twice(tmp_path: Path) -> Path:
+    """A small real run that launched its engine without a connector under both names."""
+    return unpack(HERE / "connector-tax-confirm" / ARCHIVE, tmp_path)
 
 
 def short(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> BusySteps:
@@ -177,7 +187,10 @@ def with_settings(record: CellRecord, **settings: object) -> CellRecord:
 def engine_of_settings(run: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> EngineFile:
     """The model of a run whose cells state these settings."""
     cells = [replace(cell, record=with_settings(cell.record, **settings)) for cell in read_cells(run, "plain")]
-    monkeypatch.setattr("runners.simulator.calibrate.read_cells", lambda *_: iter(cells))
+    monkeypatch.setattr(
+        "runners.simulator.calibrate.read_cells",
+        lambda _, config: (cell for cell in cells if cell.record.config == config),
+    )
     return calibrate(run).engine
 
 
@@ -219,6 +232,59 @@ def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_
     assert second.repeats == ()
     twice = _join_loads([Calibration(engine, 100, 0.1, cells)] * 2, "ttft_s", near_saturation=False)
     assert [len(load.errors) for load in twice] == [4, 2], "two runs of a load are one sample"
+
+
+def test_plain_again_gives_no_fit_and_each_of_its_cells_has_a_repetition(run_twice: Path) -> None:
+    made = calibrate(run_twice)
+    plain, again = ([cell for cell in made.cells if f"/{config}/" in cell.cell] for config in ("plain", "plain_again"))
+    assert [cell.fitted for cell in plain] == [index % 2 == 0 for index in range(len(plain))]
+    assert len(again) == 6
+    assert not any(cell.fitted for cell in again)
+    assert [cell.repetition for cell in again] == [cell.cell.replace("plain_again", "plain") for cell in again]
+    by_name = {cell.cell: cell for cell in made.cells}
+    assert all(by_name[cell.repetition].repetition == cell.cell for cell in again), "each repeats the other"
+    shutil.rmtree(next(run_twice.glob("results/*_plain_again")))
+    alone = calibrate(run_twice)
+    assert alone.engine == made.engine, "the fit is that of a run without plain_again"
+    assert [replace(cell, near_saturation=False) for cell in alone.cells] == [
+        replace(cell, near_saturation=False, repetition="") for cell in plain
+    ]
+
+
+def test_a_held_out_cell_is_compared_with_its_own_repetition_alone() -> None:
+    def cell(name: str, ttft_s: float, repetition: str, *, fitted: bool = False) -> CellComparison:
+        measured, simulated = {"ttft_s": ttft_s}, {"ttft_s": 0.3}
+        return CellComparison(name, fitted, (1.0, 128, 16), measured, simulated, None, repetition=repetition)
+
+    cells = (
+        cell("plain/t0", 0.1, "again/t0", fitted=True), cell("plain/t1", 0.2, "again/t1"),
+        cell("again/t0", 0.4, "plain/t0"), cell("again/t1", 0.1, "plain/t1"), cell("again/t2", 0.2, ""),
+    )  # fmt: skip
+    engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
+    (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
+    assert load.errors == pytest.approx((0.5, -0.25, 2.0, 0.5))
+    every_other = (0.5 + 0.0 + 1.0 + 0.5) / 4
+    assert load.repeats == pytest.approx((0.5, 0.75, 1.0, every_other))
+
+
+def test_a_cell_is_simulated_with_the_residuals_of_the_fitted_cell_before_it(
+    run_twice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, again = (
+        sorted(read_cells(run_twice, config), key=lambda cell: cell.order) for config in ("plain", "plain_again")
+    )
+    seen: dict[str, str] = {}
+
+    def record(cell: Cell, _: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
+        seen[cell.record.cell] = plain[2 * int(residuals[0])].record.cell
+        return CellComparison(cell.record.cell, fitted, cell.load, {}, {}, None)
+
+    monkeypatch.setattr("runners.simulator.calibrate.compare_cell", record)
+    model = EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000)
+    compare_cells(plain, again, model, [[float(number)] for number in range(len(plain[::2]))])
+    names = [cell.record.cell for cell in plain]
+    assert [seen[name] for name in names] == [names[index // 2 * 2] for index in range(len(names))]
+    assert all(seen[name] == seen[name.replace("plain_again", "plain")] for name in seen)
 
 
 def test_a_cell_whose_queue_grows_with_every_slow_step_is_near_saturation(run: Path) -> None:
