@@ -50,21 +50,29 @@ class Attribution:
     """One tax beside the config's callbacks at the same load."""
 
     row: TaxRow
+    """The tax."""
     callbacks_p50_us: float | None
+    """Median of the config's callbacks in a step."""
     callbacks_mean_us: float | None
+    """Their mean."""
     step: str
     """The series of plain's step."""
     plain_step_p50_us: float | None
+    """Its median."""
     plain_step_mean_us: float | None
+    """Its mean."""
     share_p50: float | None
     """Callbacks over plain's step, medians; 0.004 = 0.4 %."""
     share_mean: float | None
+    """The same of the means."""
     share_prefill: float | None
     """Means over the steps that hold prefill tokens; bounds a tax of TTFT alone."""
     changed: tuple[str, ...]
     """What vLLM changed for the config."""
     cause: Cause
+    """What may account for the tax."""
     reason: str
+    """Why this cause, in numbers."""
 
     @property
     def reach(self) -> float | None:

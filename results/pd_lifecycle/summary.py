@@ -40,9 +40,13 @@ SPECIFIED = {
 @dataclass(frozen=True, slots=True)
 class ConfigSummary:
     config: RequestConfig
+    """C, N and O."""
     counted: int
+    """Requests that enter the results."""
     warmups: int
+    """Warm-up requests."""
     discarded: int
+    """Measurements that do not count."""
     values: Mapping[str, Estimate]
     """Means over the counted repetitions with Student's t interval; from three launches on over the means of the
     launches. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.

@@ -24,10 +24,13 @@ class LaunchNoise(msgspec.Struct, frozen=True):
     """`launch_noise` of `verdicts.json`."""
 
     metric: str
+    """The metric whose noise it is."""
     sigma: float
     """Of the logarithm."""
     degrees: int
+    """Degrees of freedom of sigma."""
     trials: int
+    """The most that a policy has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,7 @@ class CostRow:
     turns_left: str
     """`0`, `2-4`, `20+`."""
     migrations: int
+    """How many."""
     recomputed: int
     """Of these, those served without transferred KV: the lost tokens are theirs alone."""
     lost_tokens: Estimate
@@ -128,6 +129,7 @@ class CostRow:
     lost_per_turn_left: Estimate
     """The same shared out among the turns left; unknown for 0."""
     first_byte_s: Estimate
+    """From the pick to the first byte."""
     transfer_s: Estimate
     """Of those whose KV came."""
     transfer_per_turn_left_s: Estimate
@@ -170,10 +172,15 @@ class PolicyMigrations:
     """The migrations of one label, over the trials that count."""
 
     label: str
+    """The policy with its parameters in short."""
     trials: int
+    """Trials that count."""
     requests: int
+    """Of all trials."""
     asked: int
+    """Requests with a pick that asked to migrate."""
     outcomes: Mapping[str, int]
+    """Picks that asked to migrate, by outcome."""
     refused: Mapping[str, int]
     """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
     values: Mapping[str, Estimate]
