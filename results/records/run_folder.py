@@ -107,18 +107,6 @@ class RunFacts:
     """Engines share the cores of one host: they are CPU builds, or simulated with contention."""
 
     @property
-    def named(self) -> dict[str, str | int | None]:
-        """The first fields of every aggregate: which run this is."""
-        return {
-            "run": self.run,
-            "experiment": self.experiment,
-            "profile": self.profile,
-            "preset": self.preset,
-            "seed": self.seed,
-            **({"simulated": self.simulated} if self.simulated else {}),
-        }
-
-    @property
     def label(self) -> str:
         """Profile and preset."""
         return " ".join(part for part in (self.profile, f"({self.preset})" if self.preset else "") if part) or "unknown"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, starmap
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class FloorVariant:
     """The policy with its parameters in short."""
     fix: str
     """Which of the specification's fixes it has, e.g. `Q2.B K=200 (mean)`; `none`."""
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
     """Of the policy."""
     instances: int
     """How many D there are."""
@@ -99,7 +99,7 @@ class FloorVariant:
     """Picks that left the session's D because it had refused the session too often."""
     held: int
     """Picks that found no room."""
-    load: Mapping[str, object] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
     """`loads.name_load`."""
 
     def verdict(self, name: str, other: str = "") -> Verdict | None:
