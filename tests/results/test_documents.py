@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from results.capacity.documents import CapacityManifestRow
 from results.capacity.search import Search, Size
 from results.capacity.write import build_aggregate, build_verdicts
 from results.documents import json_schemas_text, list_declared, records_page
@@ -23,7 +24,7 @@ from results.registry import all_results
 from state.events import KINDS
 from tests.goldens.fixture import ARCHIVE, HERE, STATE, unpack
 from tests.results.capacity.test_report import HOLDS, MISSES, analysis, policy
-from tests.results.declared_schemas import RECORDS, check_files, find_faults
+from tests.results.declared_schemas import RECORDS, check_files, find_faults, find_faults_of_header
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, write_cell
 
@@ -125,6 +126,16 @@ def test_the_documents_of_a_search_satisfy_their_schemas() -> None:
     whole = analysis(policy(Search(1, 8), {Size(1): MISSES, Size(3, 1): HOLDS}))
     for name, document in (("CapacityAggregate", build_aggregate(whole)), ("CapacityVerdicts", build_verdicts(whole))):
         assert list(find_faults(read_back(document), RECORDS[name])) == []
+
+
+def test_a_table_that_is_not_as_declared_is_seen() -> None:
+    columns = [one.name for one in fields_of(CapacityManifestRow)]
+    assert list(find_faults_of_header(columns, CapacityManifestRow)) == []
+    assert list(find_faults_of_header([*columns[1:], "more"], CapacityManifestRow)) == [
+        "more is not declared",
+        "there is no column label",
+    ]
+    assert list(find_faults_of_header([*columns[1:], "label"], CapacityManifestRow)) != [], "their order"
 
 
 def test_a_field_has_its_unit_and_its_default() -> None:
