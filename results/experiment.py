@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
+    from results.records.declaration import Declared
     from results.records.layout import RunLayout
     from results.report.chart import Chart
     from results.report.comparison import Comparable
@@ -36,6 +37,8 @@ class ExperimentResults(Generic[Analysis]):
     write: Callable[[Path], Analysis]
     """Analyzes, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
     report: Callable[[Analysis], ReportText]
+    declared: Callable[[], tuple[Declared, ...]] = lambda: ()
+    """The records in the documents that `write` leaves in the run's folder, for docs/records.md."""
     charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
     """One section each in the console; the first also below the report's tables in a terminal."""
     page: Callable[[Analysis], Page] | None = None

@@ -44,6 +44,11 @@ for _folder in FOLDERS:
     register(import_module(f"results.{_folder}.experiment").RESULTS)
 
 
+def all_results() -> tuple[ExperimentResults[Any], ...]:
+    """In the order of their registration."""
+    return tuple(_BY_NAME.values())
+
+
 def results_named(experiment: str) -> ExperimentResults[Any]:
     """Of a run's experiment; empty = its plan cannot be read. Raises ResultsError for an unknown name."""
     name = experiment or WITHOUT_PLAN

@@ -76,6 +76,9 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.report.direct_labels", "results.report.figure", "results.report.ink", "results.report.policy_pens",
         "results.routing.figure_kinds", "results.routing.shown",
     ),
+    "documents and tables beside the report": (
+        "results.report.documents", "results.report.record_rows", "results.routing.documents",
+    ),
     "what a report has beside this figure": (
         "results.records.engine_faults", "results.records.skipped_cells", "results.report.content",
         "results.report.document",

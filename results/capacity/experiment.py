@@ -10,6 +10,7 @@ from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.capacity.analyze import CapacityAnalysis
+    from results.records.declaration import Declared
     from results.report.page import Page
 
 
@@ -37,6 +38,12 @@ def _build_page(analysis: CapacityAnalysis) -> Page:
     return build_page(analysis)
 
 
+def _list_declared() -> tuple[Declared, ...]:
+    from results.capacity.documents import DOCUMENTS
+
+    return DOCUMENTS
+
+
 RESULTS = ExperimentResults(
     name="capacity",
     measured_kinds=frozenset({"point"}),
@@ -44,6 +51,7 @@ RESULTS = ExperimentResults(
     analyze=_analyze,
     write=_write,
     report=_report,
+    declared=_list_declared,
     page=_build_page,
     why_no_compare="its policies are compared within it",
 )

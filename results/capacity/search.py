@@ -30,6 +30,7 @@ class Size:
     """Of a fleet."""
 
     instances: int
+    """In all."""
     prefill_instances: int = 0
     """0 = every instance does both."""
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pandas as pd
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity, analyze
+from results.capacity.documents import (
+    AssessedSize,
+    CapacityAggregate,
+    CapacityManifestRow,
+    CapacityRow,
+    CapacityVerdicts,
+    PolicyAnswer,
+)
 from results.capacity.figures import build_figures, draw_capacity
 from results.capacity.report import FIGURE, build_page, build_report, describe_answer, name_outcome
+from results.capacity.search import Answer
+from results.records.declaration import pick_fields
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
+from results.report.documents import name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.record_rows import build_frame
 from results.report.stored_page import digest_inputs
 
 FORMAT = 1
@@ -31,13 +41,8 @@ def write_results(root: Path) -> CapacityAnalysis:
     outputs = Outputs(
         aggregate=build_aggregate(analysis),
         rows=build_rows(analysis),
-        verdicts={
-            "format": VERDICTS_FORMAT,
-            "simulated": analysis.facts.simulated,
-            "policies": _list_answers(analysis),
-            "engine_gates": msgspec.to_builtins(analysis.engine_gates),
-        },
-        manifest=pd.DataFrame([_manifest_row(analysis, policy) for policy in analysis.policies], dtype=str),
+        verdicts=build_verdicts(analysis),
+        manifest=build_frame((_manifest_row(analysis, policy) for policy in analysis.policies), dtype=str),
         report=Report(title, build_page(analysis), build_report(analysis), figures, "Points", {FIGURE: draw_capacity}),
         inputs=inputs,
     )
@@ -45,68 +50,71 @@ def write_results(root: Path) -> CapacityAnalysis:
     return analysis
 
 
-def build_aggregate(analysis: CapacityAnalysis) -> dict[str, Any]:
-    """`aggregate.json`: the answer for each policy, and every point."""
-    return {
-        "format": FORMAT,
-        **analysis.facts.named,
-        "slo": analysis.slo,
-        "limits_s": {limit.name: limit.limit_s for limit in analysis.limits},
-        "traces": analysis.traces,
-        "distinct_traces": analysis.distinct_traces,
-        "policies": _list_answers(analysis),
-        "gaps": msgspec.to_builtins(analysis.gaps),
-    }
+def build_aggregate(analysis: CapacityAnalysis) -> CapacityAggregate:
+    return CapacityAggregate(
+        format=FORMAT,
+        **name_run(analysis.facts),
+        slo=analysis.slo,
+        limits_s={limit.name: limit.limit_s for limit in analysis.limits},
+        traces=analysis.traces,
+        distinct_traces=analysis.distinct_traces,
+        policies=_list_answers(analysis),
+        gaps=analysis.gaps,
+    )
 
 
-def _list_answers(analysis: CapacityAnalysis) -> list[dict[str, Any]]:
-    return [
-        {
-            "label": policy.label,
-            **msgspec.to_builtins(policy.answer),
-            "needed": msgspec.to_builtins(policy.needed),
-            "why": describe_answer(policy),
-            "points": [
-                {
-                    "size": msgspec.to_builtins(size),
-                    "standing": name_outcome(point),
-                    "distance": point.distance,
-                    "estimates": msgspec.to_builtins(point.estimates),
-                }
+def build_verdicts(analysis: CapacityAnalysis) -> CapacityVerdicts:
+    return CapacityVerdicts(
+        format=VERDICTS_FORMAT,
+        simulated=analysis.facts.simulated,
+        policies=_list_answers(analysis),
+        engine_gates=analysis.engine_gates,
+    )
+
+
+def _list_answers(analysis: CapacityAnalysis) -> tuple[PolicyAnswer, ...]:
+    return tuple(
+        PolicyAnswer(
+            label=policy.label,
+            **pick_fields(policy.answer, Answer),
+            needed=policy.needed,
+            why=describe_answer(policy),
+            points=tuple(
+                AssessedSize(size, name_outcome(point), point.distance, point.estimates)
                 for size, point in policy.points.items()
-            ],
-        }
+            ),
+        )
         for policy in analysis.policies
-    ]
+    )
 
 
 def build_rows(analysis: CapacityAnalysis) -> pd.DataFrame:
     """`aggregate.{csv,parquet}`: one row per point and trace."""
-    return pd.DataFrame(
-        {
-            "label": record.label,
-            "instances": record.instances,
-            "prefill_instances": record.prefill_instances,
-            "size": size.text,
-            "trial": record.trial,
-            "turns": record.turns,
-            "completed": record.completed,
-            **{f"{name}_s": value for name, value in record.values.items()},
-            "objective": name_outcome(policy.points[size]),
-            "simulated": record.simulated,
-        }
+    return build_frame(
+        CapacityRow(
+            label=record.label,
+            instances=record.instances,
+            prefill_instances=record.prefill_instances,
+            size=size.text,
+            trial=record.trial,
+            turns=record.turns,
+            completed=record.completed,
+            values={f"{name}_s": value for name, value in record.values.items()},
+            objective=name_outcome(policy.points[size]),
+            simulated=record.simulated,
+        )
         for policy in analysis.policies
         for size, records in policy.records.items()
         for record in records
     )
 
 
-def _manifest_row(analysis: CapacityAnalysis, policy: PolicyCapacity) -> dict[str, str]:
+def _manifest_row(analysis: CapacityAnalysis, policy: PolicyCapacity) -> CapacityManifestRow:
     fewest = policy.answer.fewest
-    return {
-        "label": policy.label,
-        "status": "ran" if policy.answer.unfinished is None else "not finished",
-        "fewest_instances": "" if fewest is None else fewest.text,
-        "points": str(len(policy.points)),
-        "simulated": analysis.facts.simulated,
-    }
+    return CapacityManifestRow(
+        label=policy.label,
+        status="ran" if policy.answer.unfinished is None else "not finished",
+        fewest_instances="" if fewest is None else fewest.text,
+        points=str(len(policy.points)),
+        simulated=analysis.facts.simulated,
+    )

@@ -14,9 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
-from typing import Any
-
-import msgspec
 
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.engine_changes import EngineChange
@@ -46,38 +43,44 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attribution:
-    """One tax beside the config's callbacks at the same load."""
+class CallbackShares:
+    """A config's callbacks at one load, and whether they account for its tax there."""
 
-    row: TaxRow
     callbacks_p50_us: float | None
+    """Median of the config's callbacks in a step."""
     callbacks_mean_us: float | None
+    """Their mean."""
     step: str
     """The series of plain's step."""
     plain_step_p50_us: float | None
+    """Its median."""
     plain_step_mean_us: float | None
+    """Its mean."""
     share_p50: float | None
     """Callbacks over plain's step, medians; 0.004 = 0.4 %."""
     share_mean: float | None
+    """The same of the means."""
     share_prefill: float | None
     """Means over the steps that hold prefill tokens; bounds a tax of TTFT alone."""
     changed: tuple[str, ...]
     """What vLLM changed for the config."""
     cause: Cause
+    """What may account for the tax."""
     reason: str
+    """Why this cause, in numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution(CallbackShares):
+    """One tax beside the config's callbacks at the same load."""
+
+    row: TaxRow
 
     @property
     def reach(self) -> float | None:
         """The largest share that can account for the tax; None = not known."""
         shares = {"p50": self.share_p50, "mean": self.share_mean, PREFILL_MEAN: self.share_prefill}
         return _find_reach(self.row.metric, shares)
-
-    def describe(self) -> dict[str, Any]:
-        """As in `tax.json`: load, config, metric, tax, and the other fields."""
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        row = fields.pop("row")
-        names = ("reference", "phase", "rate_per_s", "shape", "config", "metric")
-        return {**{name: row[name] for name in names}, "tax": row["estimate"], **fields}
 
 
 def attribute_taxes(

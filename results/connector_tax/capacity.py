@@ -33,7 +33,9 @@ class Relative:
     """A rate against plain's: -0.1 = 10 % less."""
 
     change: Estimate
+    """The relative change."""
     verdict: Verdict | None
+    """On which side of no change the interval is."""
     withheld: str
     """Why there is no verdict; empty where there is one."""
 
@@ -43,6 +45,7 @@ class CapacityCost:
     """The capacity of one config, over the rates of Phase A."""
 
     config: str
+    """The engine configuration."""
     sustained_per_s: tuple[float | None, ...]
     """By launch: the highest rate below its first saturated one; None = not even the lowest rate."""
     next_per_s: tuple[float | None, ...]
@@ -55,6 +58,7 @@ class CapacityCost:
     goodput_per_s: Estimate | None
     """Highest over the rates; None where the plan has no SLO."""
     goodput_change: Relative | None
+    """As `peak_change`, of the goodput."""
 
 
 def measure_capacity(

@@ -46,9 +46,11 @@ class Decomposition:
     """One config's tax at ref_safe (Phase A shape) split in two: total = framework + implementation."""
 
     config: str
+    """The engine configuration."""
     metric: Metric
     """A latency tax, or that of the whole engine step (us)."""
     total: Estimate
+    """The whole tax."""
     framework: Estimate
     """The tax of noop_connector."""
     implementation: Estimate
@@ -73,16 +75,21 @@ class Additivity:
     """multi_mooncake_lmcache against mooncake_both and lmcache_only, at ref_safe (Phase A shape)."""
 
     metric: Metric
+    """What is taxed."""
     mooncake: Estimate
+    """The tax of mooncake_both."""
     lmcache: Estimate
+    """The tax of lmcache_only."""
     total: Estimate
     """mooncake + lmcache."""
     multi: Estimate
+    """The tax of multi_mooncake_lmcache."""
     excess: Estimate
     """multi - total."""
     relative_excess: Estimate
     """excess / multi, signed; the specification's ratio is its absolute value."""
     verdict: Additive
+    """Whether the two add up."""
     reason: str
     """Why the verdict is undecided; empty otherwise."""
     p_limits: tuple[float | None, float | None] = (None, None)
@@ -94,15 +101,21 @@ class TaxAmplification:
     """What queueing adds to one config's tax: tax(ref_load) - tax(ref_safe), at the same shape."""
 
     config: str
+    """The engine configuration."""
     shape: Shape
+    """What each request asks for."""
     phases: tuple[str, str]
     """Of the cells at ref_safe and at ref_load: A and A, or B and Bp."""
     metric: Metric
+    """What is taxed."""
     safe: Estimate
+    """The tax at ref_safe."""
     load: Estimate
+    """The tax at ref_load."""
     amplification: Estimate
     """load - safe; unknown where both are the same rate."""
     verdict: Verdict | None
+    """On which side of no amplification the interval is."""
     withheld: str
     """Why there is no verdict; empty where there is one."""
 
@@ -112,7 +125,9 @@ class Trend:
     """One config's tax along one length, at ref_safe or the lengths' own common rate (Phase B)."""
 
     config: str
+    """The engine configuration."""
     metric: Metric
+    """What is taxed."""
     along: str
     """`input_tokens` or `output_tokens`."""
     at: int | None
@@ -120,6 +135,7 @@ class Trend:
     lengths: tuple[int, ...]
     """Rising, in tokens."""
     taxes: tuple[Estimate, ...]
+    """At each of `lengths`."""
     steps: tuple[Estimate, ...]
     """Successive differences; their intervals hold together (Bonferroni)."""
     slope: Estimate

@@ -10,6 +10,7 @@ from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.connector_tax.analyze import Analysis
+    from results.records.declaration import Declared
     from results.report.chart import Chart
     from results.report.comparison import Comparable
     from results.report.page import Page
@@ -51,6 +52,12 @@ def _list_comparable(analysis: Analysis) -> Comparable:
     return build_comparable(analysis)
 
 
+def _list_declared() -> tuple[Declared, ...]:
+    from results.connector_tax.documents import DOCUMENTS
+
+    return DOCUMENTS
+
+
 RESULTS = ExperimentResults(
     name="connector-tax",
     measured_kinds=frozenset({"load"}),
@@ -58,6 +65,7 @@ RESULTS = ExperimentResults(
     analyze=_analyze,
     write=_write,
     report=_report,
+    declared=_list_declared,
     charts=_build_charts,
     page=_build_page,
     comparable=_list_comparable,

@@ -26,14 +26,19 @@ class LaunchNoise:
     reference: str
     """As TaxRow.reference."""
     phase: str
+    """Of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
+    """Requested rate."""
     shape: Shape
+    """What each request asks for."""
     metric: Metric
+    """What is taxed."""
     launches: int
     """Of the config that has the fewest."""
     sigma: float
     """Standard deviation of one launch around its config and block."""
     sigma_low: float
+    """Lower bound of sigma."""
     sigma_high: float
     """Bounds of sigma (chi-square)."""
     degrees: int

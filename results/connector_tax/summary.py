@@ -16,7 +16,9 @@ class Shape:
     """What each request asks for. Shapes are in the order of reports: by input, then by output length."""
 
     input_tokens: int
+    """Prompt length."""
     output_tokens: int
+    """Output length."""
 
     def __str__(self) -> str:
         return f"{self.input_tokens}x{self.output_tokens}"
@@ -27,18 +29,29 @@ class CellSummary:
     """One measured cell. `docs/analysis.md` defines every value."""
 
     cell: str
+    """As the plan names it."""
     config: str
+    """The engine configuration."""
     phase: str
+    """`A`, `B`, `Bp` (B') or `confirm`."""
     trial: int
+    """From 0."""
     rate_per_s: float
     """As requested."""
     shape: Shape
+    """What each request asks for."""
     arrival: str
+    """The arrival process, e.g. `poisson`."""
     seed: int | None
+    """Of schedule and prompts; None = not recorded."""
     window_s: float
+    """Length of the measured window."""
     t_start_unix_s: float
+    """Intended time of the first arrival, by the wall clock."""
     attempt: int
+    """From 1."""
     stop_reason: str
+    """`complete`, or `hard_stop` where the longest duration came first."""
     counts: Mapping[str, int | None]
     """Requests due in the window: completed, failed, dropped, cut; warmup (due before it); steps, empty_steps."""
     values: Mapping[str, Estimate]
@@ -46,11 +59,13 @@ class CellSummary:
     degraded: str
     """Why it takes no part in comparisons (`why_degraded`); empty where it does."""
     fidelity: Mapping[str, Any]
+    """How the client kept its schedule, as in the cell's record."""
     step_timing: Mapping[str, Any]
     """available, reason, unavailable_fields, records_lost, worker_join_ratio."""
     path: str
     """The cell record's file, below the run's folder."""
     gaps: tuple[Gap, ...] = field(default_factory=tuple)
+    """What of the cell's artifacts is missing or damaged."""
     t_end_unix_s: float | None = None
     """When the measured window ended."""
     instance: str = ""

@@ -69,12 +69,17 @@ class TaxRow:
     phase: str
     """Of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
+    """Requested rate."""
     shape: Shape
+    """What each request asks for."""
     config: str
+    """The engine configuration."""
     metric: Metric
+    """What is taxed."""
     estimate: Estimate
     """Its `basis` says what the bounds hold: the spread within a launch, or an interval over trials."""
     verdict: Verdict | None
+    """On which side of no tax the interval is; None where `withheld` says why."""
     withheld: str
     """Why there is no verdict; empty where there is one, or nothing to compare with."""
     p: float | None = None

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pandas as pd
 
 from results.connector_tax.analyze import Analysis, analyze
+from results.connector_tax.attribution import Attribution, CallbackShares
+from results.connector_tax.documents import (
+    AttributedTax,
+    ConfigCells,
+    JudgedCell,
+    JudgedSaturation,
+    TaxAggregate,
+    TaxDocument,
+    TaxedCellRow,
+    TaxFileRow,
+    TaxVerdicts,
+)
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.page import build_page
@@ -19,12 +29,17 @@ from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
 from results.measures.summary import flatten_values
+from results.records.declaration import pick_fields
+from results.records.estimate import Estimate
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
+from results.records.reference_rates import CellSaturation
 from results.report.content import Report
 from results.report.document import report_title
+from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.record_rows import build_frame
 from results.report.stored_page import digest_inputs
 
 _MANIFEST_FIELDS = [field.name for field in fields(ManifestRow)]
@@ -65,26 +80,37 @@ def write_results(root: Path) -> Analysis:
     return analysis
 
 
-def build_taxes(analysis: Analysis) -> dict[str, Any]:
-    """`tax.json`; `noise_floor`: plain against plain, in the same form as the taxes and none of them."""
-    rows = {"taxes": analysis.taxes, "noise_floor": analysis.noise_floor}
-    return {
-        "format": FORMAT,
-        **{name: [_tax_row(row) for row in table] for name, table in rows.items()},
-        "launch_noise": msgspec.to_builtins(analysis.launch_noise),
-        "attribution": [one.describe() for one in analysis.attribution],
-        "engine_changes": msgspec.to_builtins(analysis.engine_changes),
-        "capacity": msgspec.to_builtins(analysis.capacity),
-    }
+def build_taxes(analysis: Analysis) -> TaxDocument:
+    return TaxDocument(
+        format=FORMAT,
+        taxes=_list_tax_rows(analysis.taxes),
+        noise_floor=_list_tax_rows(analysis.noise_floor),
+        launch_noise=analysis.launch_noise,
+        attribution=tuple(map(_describe_attribution, analysis.attribution)),
+        engine_changes=analysis.engine_changes,
+        capacity=analysis.capacity,
+    )
+
+
+def _describe_attribution(one: Attribution) -> AttributedTax:
+    return AttributedTax(
+        reference=one.row.reference,
+        phase=one.row.phase,
+        rate_per_s=one.row.rate_per_s,
+        shape=one.row.shape,
+        config=one.row.config,
+        metric=one.row.metric,
+        tax=one.row.estimate,
+        **pick_fields(one, CallbackShares),
+    )
 
 
 def _build_summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
-    """Every config's `summary.json`: the rows of its cells."""
+    """Every config's `summary.json`."""
     return {
-        folder.summary_json: {
-            "format": FORMAT,
-            "cells": [_cell_row(analysis, cell) for cell in analysis.cells if _is_below(cell, folder)],
-        }
+        folder.summary_json: ConfigCells(
+            FORMAT, tuple(_judge_cell(analysis, cell) for cell in analysis.cells if _is_below(cell, folder))
+        )
         for folder in layout.configs()
     }
 
@@ -93,77 +119,86 @@ def _is_below(cell: CellSummary, folder: ConfigLayout) -> bool:
     return Path(cell.path).parent.name == folder.root.name
 
 
-def build_aggregate(analysis: Analysis) -> dict[str, Any]:
-    """`aggregate.json`: a row per cell, the saturation table with its criteria, the reference rates, the gaps."""
-    return {
-        "format": FORMAT,
-        "definitions": "docs/analysis.md",
-        **analysis.facts.named,
-        "cells": [_cell_row(analysis, cell) for cell in analysis.cells],
-        "reference_rates": msgspec.to_builtins(analysis.rates),
-        "gaps": msgspec.to_builtins(analysis.gaps),
-    }
+def build_aggregate(analysis: Analysis) -> TaxAggregate:
+    return TaxAggregate(
+        format=FORMAT,
+        definitions=DEFINITIONS,
+        **name_run(analysis.facts),
+        cells=tuple(_judge_cell(analysis, cell) for cell in analysis.cells),
+        reference_rates=analysis.rates,
+        gaps=analysis.gaps,
+    )
 
 
-def _cell_row(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+def _judge_cell(analysis: Analysis, cell: CellSummary) -> JudgedCell:
     judgement = analysis.saturation[cell.path]
-    row: dict[str, Any] = msgspec.to_builtins(cell)
-    return row | {"saturation": msgspec.to_builtins(judgement) | {"fired": list(judgement.fired)}}
+    saturation = JudgedSaturation(**pick_fields(judgement, CellSaturation), fired=judgement.fired)
+    return JudgedCell(**pick_fields(cell, CellSummary), saturation=saturation)
 
 
 def flat_cells(analysis: Analysis) -> pd.DataFrame:
-    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
-    return pd.DataFrame([_flat_cell(analysis, cell) for cell in analysis.cells])
+    """`aggregate.{csv,parquet}`: one row per cell."""
+    return build_frame(_flat_cell(analysis, cell) for cell in analysis.cells)
 
 
-def _flat_cell(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+def _flat_cell(analysis: Analysis, cell: CellSummary) -> TaxedCellRow:
     judgement = analysis.saturation[cell.path]
-    return {
-        "cell": cell.cell,
-        "config": cell.config,
-        "phase": cell.phase,
-        "trial": cell.trial,
-        "rate_per_s": cell.rate_per_s,
-        "input_tokens": cell.shape.input_tokens,
-        "output_tokens": cell.shape.output_tokens,
-        "window_s": cell.window_s,
-        "stop_reason": cell.stop_reason,
-        **cell.counts,
-        "saturated": judgement.saturated,
-        "criteria_fired": ",".join(map(str, judgement.fired)),
-        "degraded": bool(cell.degraded),
-        "step_timing_available": bool(cell.step_timing.get("available", False)),
-        **flatten_values(cell.values),
-    }
+    return TaxedCellRow(
+        cell=cell.cell,
+        config=cell.config,
+        phase=cell.phase,
+        trial=cell.trial,
+        rate_per_s=cell.rate_per_s,
+        input_tokens=cell.shape.input_tokens,
+        output_tokens=cell.shape.output_tokens,
+        window_s=cell.window_s,
+        stop_reason=cell.stop_reason,
+        counts=cell.counts,
+        saturated=judgement.saturated,
+        criteria_fired=",".join(map(str, judgement.fired)),
+        degraded=bool(cell.degraded),
+        step_timing_available=bool(cell.step_timing.get("available", False)),
+        values=flatten_values(cell.values),
+    )
 
 
-def build_verdicts(analysis: Analysis) -> dict[str, Any]:
-    """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes they rest on."""
-    names = ("verdicts", "criteria", "decomposition", "additivity", "amplification", "trends", "drift")
-    return {"format": VERDICTS_FORMAT, **{name: msgspec.to_builtins(getattr(analysis, name)) for name in names}}
+def build_verdicts(analysis: Analysis) -> TaxVerdicts:
+    return TaxVerdicts(
+        format=VERDICTS_FORMAT,
+        verdicts=analysis.verdicts,
+        criteria=analysis.criteria,
+        decomposition=analysis.decomposition,
+        additivity=analysis.additivity,
+        amplification=analysis.amplification,
+        trends=analysis.trends,
+        drift=analysis.drift,
+    )
 
 
 def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
     """`tax.csv`: one row per tax."""
-    return pd.DataFrame([_tax_row(row) for row in taxes])
+    return build_frame(_list_tax_rows(taxes))
 
 
-def _tax_row(row: TaxRow) -> dict[str, Any]:
-    return {
-        "reference": row.reference,
-        "phase": row.phase,
-        "rate_per_s": row.rate_per_s,
-        "input_tokens": row.shape.input_tokens,
-        "output_tokens": row.shape.output_tokens,
-        "config": row.config,
-        "metric": str(row.metric),
-        **msgspec.to_builtins(row.estimate),
-        "verdict": None if row.verdict is None else str(row.verdict),
-        "withheld": row.withheld,
-        "saturated": row.saturated,
-        "p_corrected": row.p,
-        "alone_low": None if row.alone is None else row.alone.low,
-        "alone_high": None if row.alone is None else row.alone.high,
-        "own_low": None if row.own is None else row.own.low,
-        "own_high": None if row.own is None else row.own.high,
-    }
+def _list_tax_rows(taxes: Sequence[TaxRow]) -> tuple[TaxFileRow, ...]:
+    return tuple(
+        TaxFileRow(
+            reference=row.reference,
+            phase=row.phase,
+            rate_per_s=row.rate_per_s,
+            input_tokens=row.shape.input_tokens,
+            output_tokens=row.shape.output_tokens,
+            config=row.config,
+            metric=row.metric,
+            **pick_fields(row.estimate, Estimate),
+            verdict=None if row.verdict is None else str(row.verdict),
+            withheld=row.withheld,
+            saturated=row.saturated,
+            p_corrected=row.p,
+            alone_low=None if row.alone is None else row.alone.low,
+            alone_high=None if row.alone is None else row.alone.high,
+            own_low=None if row.own is None else row.own.low,
+            own_high=None if row.own is None else row.own.high,
+        )
+        for row in taxes
+    )

@@ -44,6 +44,7 @@ class Drift:
     span_h: float | None
     """From the first to the last cell that takes part."""
     verdict: DriftVerdict
+    """Whether the interval excludes 0."""
     reason: str
     """The cells that it rests on, or why it cannot be tested."""
 

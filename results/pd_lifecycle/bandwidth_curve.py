@@ -30,6 +30,7 @@ class BandwidthPoint:
     """The transfers of one N."""
 
     new_tokens: int
+    """N."""
     bytes: float
     """Median."""
     gbps: Estimate
@@ -37,6 +38,7 @@ class BandwidthPoint:
     operations: float | None
     """Median count of write operations; None = unknown."""
     of_asymptote: float | None
+    """Share of the asymptotic bandwidth; None = unknown."""
     of_link: float | None
     """Share of the link's bandwidth; None = unknown."""
 
@@ -46,6 +48,7 @@ class Knee:
     """The smallest transfer that reaches `share` of the asymptotic bandwidth."""
 
     share: float
+    """Of the asymptotic bandwidth, which the knee reaches."""
     asymptote_gbps: Estimate
     """What larger transfers approach."""
     bytes: Estimate

@@ -56,10 +56,13 @@ class Step:
     """A clock was set during or between the exchanges `first` to `last` (indexes in the order of time)."""
 
     first: int
+    """Index of the first exchange."""
     last: int
+    """Index of the last exchange."""
     by_ms: float | None
     """Change of the offset; None where no exchange on one side of the step bounds it."""
     text: str
+    """The same in words."""
 
 
 @dataclass(frozen=True, slots=True)

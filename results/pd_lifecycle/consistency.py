@@ -38,11 +38,15 @@ class RunDrift:
     """How one TTFT changed from the begin of a launch to its end."""
 
     series: str
+    """What drifts, e.g. `colo_ttft_ms`."""
     over_run: Estimate
     """Relative change; `n` is the number of cells."""
     span_s: float | None
+    """Of the longest launch, from its first to its last request; None = unknown."""
     verdict: DriftVerdict
+    """Whether the interval excludes 0."""
     reason: str
+    """The cells that it rests on, or why it cannot be tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +54,13 @@ class Check:
     """One comparison over all counted requests."""
 
     what: str
+    """What two sources state of one request."""
     agree: int
+    """Requests in which they agree."""
     of: int
+    """Requests in which both are known."""
     text: str
+    """The result in words."""
 
 
 def run_checks(records: Sequence[LifecycleRecord], cells: Mapping[CellKey, MeasuredCell]) -> tuple[Check, ...]:

@@ -84,11 +84,17 @@ class Costs:
     """The fits to the transfers, and the bandwidth curve."""
 
     relative: CostModel
+    """The fit of least relative errors."""
     ordinary: CostModel
+    """The ordinary fit of least squares."""
     with_operations: CostModel
+    """The relative fit with a cost per write operation."""
     curve: tuple[BandwidthPoint, ...]
+    """By N."""
     knee: Knee
+    """Where a transfer reaches most of the bandwidth."""
     spread: Spread
+    """How the ordinary fit depends on slow transfers."""
 
 
 def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:

@@ -11,6 +11,7 @@ from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.pd_lifecycle.analyze import LifecycleAnalysis
+    from results.records.declaration import Declared
     from results.report.comparison import Comparable
     from results.report.page import Page
 
@@ -56,6 +57,12 @@ def _list_exported(layout: RunLayout) -> tuple[Path, ...]:
     return lifecycle.summary_csv, lifecycle.link
 
 
+def _list_declared() -> tuple[Declared, ...]:
+    from results.pd_lifecycle.documents import DOCUMENTS
+
+    return DOCUMENTS
+
+
 RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
@@ -63,6 +70,7 @@ RESULTS = ExperimentResults(
     analyze=_analyze,
     write=_write,
     report=_report,
+    declared=_list_declared,
     upgrades={"aggregate": _upgrade_aggregate},
     page=_build_page,
     comparable=_list_comparable,

@@ -26,10 +26,12 @@ SERIES = (TTFT, COMBINED, PLAIN, "rdma_transfer", "transfer_total")
 @dataclass(frozen=True, slots=True)
 class FirstRepetitions:
     series: str
+    """Name of a duration."""
     change: Estimate
     """How much longer the first ones take, relative; the mean over the cells of their medians' ratio. Bounds: Student's
     t over the launches, below three over the cells."""
     cells: int
+    """Cells that it comes from."""
 
 
 def compare_first_repetitions(records: Sequence[LifecycleRecord]) -> tuple[FirstRepetitions, ...]:

@@ -19,11 +19,15 @@ class HalfStep:
     """`d_promotion` beside the step of the decode instance, medians over the counted requests that have both."""
 
     requests: int
+    """Counted requests that have both."""
     step_ms: float | None
+    """Median step of the decode instance."""
     promotion_ms: float | None
+    """Median `d_promotion`."""
     worthwhile: bool | None
     """None = neither is known."""
     text: str
+    """The same in words."""
 
 
 def assess_half_step(records: Sequence[LifecycleRecord]) -> HalfStep:

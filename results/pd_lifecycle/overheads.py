@@ -56,11 +56,15 @@ class OverheadCell(msgspec.Struct, frozen=True):
     """One (C, N) over all output lengths, on which TTFT does not depend."""
 
     prior_context: int
+    """C."""
     new_tokens: int
+    """N."""
     overhead_ms: Estimate
     """pdsep_ttft - colo_ttft: mean of the pairs, both orders weighted equally."""
     pdsep_ttft_ms: Estimate
+    """TTFT of the handover."""
     colo_ttft_ms: Estimate
+    """TTFT of the combined engine."""
     relative: float | None
     """overhead / colo_ttft, from the means."""
     sign: int | None = None
@@ -76,6 +80,7 @@ class OverheadCell(msgspec.Struct, frozen=True):
     median_ms: float | None = None
     """Median of the paired differences; beside the mean, which few slow repetitions move."""
     baseline: str = COMBINED_ENGINE
+    """The combined engine that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,9 @@ class GridOverhead:
     """How one arm's TTFT differs from another's over the whole grid, C and N held fixed."""
 
     arm: str
+    """What is compared."""
     baseline: str
+    """What it is compared with."""
     change: Estimate
     """Relative: 0.2 = 20 % longer; the mean over the (C, N) that every launch measured."""
     sizes: int
@@ -102,6 +109,7 @@ class BreakEven:
     """The change of sign along N at one C."""
 
     prior_context: int
+    """C."""
     new_tokens: Estimate
     """By interpolation over log2 N; its bounds are the neighboring N with significant signs."""
     slower_above: bool | None
@@ -109,6 +117,7 @@ class BreakEven:
     signs: tuple[int, ...]
     """Significant signs, along N."""
     text: str
+    """The same in words."""
 
 
 def group_by_size(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:

@@ -39,9 +39,13 @@ class PlannedConfig:
 @dataclass(frozen=True, slots=True)
 class Discard:
     config: RequestConfig
+    """Its lengths."""
     repetition: int
+    """As in the record."""
     reason: str
+    """Why it does not count."""
     trial: int = 0
+    """From 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,11 @@ class Collected:
 @dataclass(frozen=True, slots=True)
 class FailedCell:
     config: RequestConfig
+    """Its lengths."""
     reason: str
+    """Why it failed."""
     trial: int = 0
+    """From 0."""
 
 
 def read_records(root: Path) -> Collected:
@@ -216,11 +223,15 @@ GIVEN, MEASURED = "given", "measured here"
 @dataclass(frozen=True, slots=True)
 class LinkBandwidth:
     gbps: float
+    """Bandwidth of the link."""
     source: str
     """GIVEN or MEASURED."""
     low: float | None = None
+    """Of the slowest round; None = one number was given."""
     high: float | None = None
+    """Of the fastest round."""
     method: str = ""
+    """How it was measured; empty = it was given."""
 
     @property
     def text(self) -> str:

@@ -18,6 +18,7 @@ from results.pd_lifecycle.phases import BREAKDOWN, MORE
 from results.pd_lifecycle.read import Discard
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
+from results.report.record_rows import list_columns
 from results.statistics.estimates import cut_bounds, mean
 from results.statistics.launch_fit import merge_launches
 from results.statistics.trials import MIN_PAIRED
@@ -40,9 +41,13 @@ SPECIFIED = {
 @dataclass(frozen=True, slots=True)
 class ConfigSummary:
     config: RequestConfig
+    """C, N and O."""
     counted: int
+    """Requests that enter the results."""
     warmups: int
+    """Warm-up requests."""
     discarded: int
+    """Measurements that do not count."""
     values: Mapping[str, Estimate]
     """Means over the counted repetitions with Student's t interval; from three launches on over the means of the
     launches. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.
@@ -142,27 +147,83 @@ def _mean_bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
     return mean(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """A row of `summary.csv`: one configuration. The specification's columns come first."""
+
+    prior_context: int
+    """C."""
+    new_tokens: int
+    """N."""
+    output_length: int
+    """O."""
+    p_prefill_ms: float | None
+    """Mean over the counted repetitions, as the next seven; empty = not known."""
+    rdma_transfer_ms: float | None
+    """From the first write call to the last one's completion."""
+    transfer_total_ms: float | None
+    """From the end of the prefill until the decode instance is notified that the blocks have arrived."""
+    d_decode_ms: float | None
+    """From the first token to the last."""
+    e2e_ms: float | None
+    """From the router's decision to the last token."""
+    bytes_GB: float | None
+    """Transferred, 10^9 bytes."""
+    bw_gbps: float | None
+    """All bytes over all time in which a write was in progress."""
+    ttft_overhead_ms: float | None
+    """TTFT less the time of the prefill."""
+    counted: int
+    """Requests that enter the results."""
+    warmups: int
+    """Warm-up requests."""
+    discarded: int
+    """Measurements that do not count."""
+    bounds: Mapping[str, float | None]
+    """`_low` and `_high` of each of the specification's numbers."""
+    further: Mapping[str, float | None]
+    """Further durations and shares by name, each with `_low` and `_high` beside it."""
+    d_promotion_less_half_step: bool
+    """Half of the decode instance's step is subtracted from `d_promotion_ms`."""
+    appended: Mapping[str, float | None]
+    """Durations inside the decode instance, counts of a transfer and the combined engine without a connector, each with
+    `_low` and `_high` beside it."""
+    medians: Mapping[str, float | None]
+    """Of every duration with a mean, as `<name>_median_ms`."""
+
+
 def build_summary_rows(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.DataFrame:
-    """The rows of `summary.csv`, in the order of COLUMNS.
+    """The rows of `summary.csv`.
 
     half_step: whether half of the decode instance's step is subtracted from `d_promotion`. It has a column, so that
     every reader of the numbers sees it.
     """
-    return pd.DataFrame([{**_summary_row(row), HALF_STEP: half_step} for row in rows], columns=COLUMNS)
+    return pd.DataFrame([list_columns(_summary_row(row, half_step)) for row in rows], columns=COLUMNS)
 
 
-def _summary_row(row: ConfigSummary) -> dict[str, object]:
-    cells: dict[str, object] = {
-        "prior_context": row.config.prior_context,
-        "new_tokens": row.config.current_new_tokens,
-        "output_length": row.config.output_length,
-        "counted": row.counted,
-        "warmups": row.warmups,
-        "discarded": row.discarded,
+def _summary_row(row: ConfigSummary, half_step: bool) -> SummaryRow:
+    specified = _list_bounded(row, SPECIFIED)
+    return SummaryRow(
+        prior_context=row.config.prior_context,
+        new_tokens=row.config.current_new_tokens,
+        output_length=row.config.output_length,
+        **{column: specified.pop(column) for column in SPECIFIED},
+        counted=row.counted,
+        warmups=row.warmups,
+        discarded=row.discarded,
+        bounds=specified,
+        further=_list_bounded(row, _FURTHER),
+        d_promotion_less_half_step=half_step,
+        appended=_list_bounded(row, APPENDED),
+        medians={f"{name}_median_ms": row.medians.get(name) for name in MEDIANS},
+    )
+
+
+def _list_bounded(row: ConfigSummary, columns: Mapping[str, str]) -> dict[str, float | None]:
+    """`columns`: to the value that each holds."""
+    return {
+        name: value for column, of in columns.items() for name, value in bounded_columns(column, row.value(of)).items()
     }
-    for column, name in (SPECIFIED | _FURTHER | APPENDED).items():
-        cells |= bounded_columns(column, row.value(name))
-    return cells | {f"{name}_median_ms": row.medians.get(name) for name in MEDIANS}
 
 
 E2E_OVERHEAD = "pdsep_e2e_overhead"
@@ -201,12 +262,5 @@ MEDIANS = (
     "d_block_alloc", "d_schedule", "d_first_decode",
 )  # fmt: skip
 """Every duration with a mean in `summary.csv`."""
-HALF_STEP = "d_promotion_less_half_step"
-COLUMNS = (
-    "prior_context", "new_tokens", "output_length", *SPECIFIED, "counted", "warmups", "discarded",
-    *(f"{name}_{side}" for name in SPECIFIED for side in ("low", "high")),
-    *(column for name in _FURTHER for column in (name, f"{name}_low", f"{name}_high")), HALF_STEP,
-    *(column for name in APPENDED for column in (name, f"{name}_low", f"{name}_high")),
-    *(f"{name}_median_ms" for name in MEDIANS),
-)  # fmt: skip
-"""Columns of `summary.csv`: the specification's first."""
+COLUMNS = tuple(list_columns(_summary_row(ConfigSummary(RequestConfig(0, 0, 0), 0, 0, 0, {}), half_step=False)))
+"""Columns of `summary.csv`."""

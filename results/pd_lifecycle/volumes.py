@@ -18,9 +18,11 @@ MIN_POINTS = 4
 @dataclass(frozen=True, slots=True)
 class Volume:
     new_tokens: int
+    """N."""
     bytes_by_context: tuple[tuple[int, float], ...]
     """(C, median bytes)."""
     bytes_per_token: float
+    """Bytes transferred per token of N."""
     slope: Estimate
     """Additional bytes per token of prior context."""
     spread_bytes: float

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pandas as pd
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
+from results.pd_lifecycle.documents import LifecycleAggregate, LifecycleManifestRow, LifecycleRow, LifecycleVerdicts
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.page import build_page
@@ -20,16 +20,13 @@ from results.records.layout import LifecycleLayout, RunLayout
 from results.records.lifecycle import AGGREGATE_FORMAT, LifecycleRecord
 from results.report.content import Report
 from results.report.document import report_title
+from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.record_rows import build_frame
 from results.report.stored_page import digest_inputs
 
-_AGGREGATED = (
-    "settings", "launches", "configs", "costs", "links", "grid_overheads", "overheads", "plain_overheads",
-    "order_effects", "break_evens", "plain_break_evens", "first_repetitions", "half_step", "volumes", "clock_steps",
-    "checks", "drifts", "discards", "failures", "gaps",
-)  # fmt: skip
-"""Fields of the analysis that aggregate.json holds under the same name."""
+_OF_ANALYSIS = {one.name for one in fields(LifecycleAnalysis)}
 
 
 def write_results(root: Path) -> LifecycleAnalysis:
@@ -61,64 +58,58 @@ def write_results(root: Path) -> LifecycleAnalysis:
     return analysis
 
 
-def build_aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
-    """The content of `aggregate.json`."""
-    return {
-        "format": AGGREGATE_FORMAT,
-        "definitions": "docs/analysis.md",
-        **analysis.facts.named,
-        "transports": analysis.transports,
-        **{name: msgspec.to_builtins(getattr(analysis, name)) for name in _AGGREGATED},
-    }
+def build_aggregate(analysis: LifecycleAnalysis) -> LifecycleAggregate:
+    same = [one.name for one in fields(LifecycleAggregate) if one.name in _OF_ANALYSIS]
+    return LifecycleAggregate(
+        format=AGGREGATE_FORMAT,
+        definitions=DEFINITIONS,
+        **name_run(analysis.facts),
+        transports=analysis.transports,
+        **{name: getattr(analysis, name) for name in same},
+    )
 
 
-def build_verdicts(analysis: LifecycleAnalysis) -> dict[str, Any]:
-    """The content of `verdicts.json`."""
-    return {
-        "format": VERDICTS_FORMAT,
-        "settings": msgspec.to_builtins(analysis.settings),
-        "criteria": msgspec.to_builtins(analysis.criteria),
-    }
+def build_verdicts(analysis: LifecycleAnalysis) -> LifecycleVerdicts:
+    return LifecycleVerdicts(VERDICTS_FORMAT, analysis.settings, analysis.criteria)
 
 
 def build_request_rows(analysis: LifecycleAnalysis) -> pd.DataFrame:
     """The rows of `aggregate.{csv,parquet}`: one per request, warm-up and discarded requests included."""
-    rows = pd.DataFrame([_request_row(record) for record in analysis.records])
-    rows["d_promotion_less_half_step"] = analysis.settings.subtract_half_step
-    return rows
+    half_step = analysis.settings.subtract_half_step
+    return build_frame(_request_row(record, half_step) for record in analysis.records)
 
 
-def _request_row(record: LifecycleRecord) -> dict[str, Any]:
-    detail, counts = record.transfer_detail, record.counts
-    return {
-        "prior_context": record.config.prior_context,
-        "new_tokens": record.config.current_new_tokens,
-        "output_length": record.config.output_length,
-        "trial": record.trial,
-        "repetition": record.repetition,
-        "warmup": record.warmup,
-        "counted": record.counted,
-        "discarded": record.discarded,
-        "transport": record.transport,
-        **{f"{name}_ms": value for name, value in {**record.breakdown_ms, **record.more_ms}.items()},
-        "residual_share": record.residual_share,
-        "client_residual_share": record.client_residual_share,
-        **msgspec.to_builtins(detail),
-        "colo_ttft_ms": record.colo.ttft_ms,
-        "colo_e2e_ms": record.colo.e2e_ms,
-        "colo_first": record.colo.first,
-        "plain_ttft_ms": record.plain.ttft_ms,
-        "plain_e2e_ms": record.plain.e2e_ms,
-        "plain_first": record.plain.first,
-        "d_step_ms": counts.d_step_ms,
-        "p_cached_tokens": counts.p_cached_tokens,
-        "counted_tokens": record.verification.counted_tokens,
-        "clock_error_ns": record.clock.error_ns,
-    }
+def _request_row(record: LifecycleRecord, half_step: bool) -> LifecycleRow:
+    return LifecycleRow(
+        prior_context=record.config.prior_context,
+        new_tokens=record.config.current_new_tokens,
+        output_length=record.config.output_length,
+        trial=record.trial,
+        repetition=record.repetition,
+        warmup=record.warmup,
+        counted=record.counted,
+        discarded=record.discarded,
+        transport=record.transport,
+        durations_ms={f"{name}_ms": value for name, value in {**record.breakdown_ms, **record.more_ms}.items()},
+        residual_share=record.residual_share,
+        client_residual_share=record.client_residual_share,
+        transfer_detail=record.transfer_detail,
+        colo_ttft_ms=record.colo.ttft_ms,
+        colo_e2e_ms=record.colo.e2e_ms,
+        colo_first=record.colo.first,
+        plain_ttft_ms=record.plain.ttft_ms,
+        plain_e2e_ms=record.plain.e2e_ms,
+        plain_first=record.plain.first,
+        d_step_ms=record.counts.d_step_ms,
+        p_cached_tokens=record.counts.p_cached_tokens,
+        counted_tokens=record.verification.counted_tokens,
+        clock_error_ns=record.clock.error_ns,
+        d_promotion_less_half_step=half_step,
+    )
 
 
 def build_manifest(analysis: LifecycleAnalysis) -> pd.DataFrame:
-    """The rows of `MANIFEST.tsv`: one per cell of the plan or of a record. An empty field is unknown."""
+    """The rows of `MANIFEST.tsv`: one per cell of the plan or of a record."""
     planned = {(one.trial, *one.config.key): one for one in analysis.planned}
     done = Counter((record.trial, *record.config.key) for record in analysis.counted)
     warm = Counter((record.trial, *record.config.key) for record in analysis.records if record.warmup)
@@ -130,21 +121,19 @@ def build_manifest(analysis: LifecycleAnalysis) -> pd.DataFrame:
         why = failed.get(key) or (plan.why_not if plan is not None else "")
         missing = "FAILED" if key in failed else "SKIP" if why else "not run"
         rows.append(
-            {
-                "prior_context": str(key[1]),
-                "new_tokens": str(key[2]),
-                "output_length": str(key[3]),
-                "trial": str(key[0]),
-                "cell": plan.cell if plan is not None else "",
-                "status": "ran" if counted else missing,
-                "skip_reason": "" if counted else " ".join(why.split()),
-                "counted": str(counted),
-                "warmups": str(warm[key]),
-                "discarded": str(discarded[key]),
-                "transport": " ".join(analysis.transports),
-                "engine_versions": "; ".join(
-                    f"{name} {text}" for name, text in sorted(analysis.facts.versions.items())
-                ),
-            }
+            LifecycleManifestRow(
+                prior_context=str(key[1]),
+                new_tokens=str(key[2]),
+                output_length=str(key[3]),
+                trial=str(key[0]),
+                cell=plan.cell if plan is not None else "",
+                status="ran" if counted else missing,
+                skip_reason="" if counted else " ".join(why.split()),
+                counted=str(counted),
+                warmups=str(warm[key]),
+                discarded=str(discarded[key]),
+                transport=" ".join(analysis.transports),
+                engine_versions="; ".join(f"{name} {text}" for name, text in sorted(analysis.facts.versions.items())),
+            )
         )
-    return pd.DataFrame(rows, columns=list(rows[0]) if rows else [], dtype=str)
+    return build_frame(rows, dtype=str)

@@ -2,7 +2,7 @@
 
 A record is declared once, as a frozen dataclass or msgspec Struct. The annotation is a field's type, the end of its
 name its unit, and the string below it its description. `results.records.frames.arrow_schema` derives the Arrow schema,
-`results.records.declared.json_schemas` the JSON Schemas.
+`results.documents.json_schemas` the JSON Schemas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
@@ -38,6 +38,28 @@ UNITS: Mapping[str, str] = {
     "s": "s",
 }
 """End of a number's name to its unit; a number with none of them is a count, an index or a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One record."""
+
+    record: type
+    where: tuple[str, ...]
+    """The files whose rows it is, below the run's folder; or the record that holds it, or where in a file it is."""
+    by_name: bool = False
+    """A file of it is one JSON object: the name of a config or an instance to its record."""
+    experiment: str = ""
+    """Whose runs alone have it; empty = any experiment's may."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFile:
+    """Files that are no records of ours: logs, pictures, copies."""
+
+    where: str
+    """Below the run's folder."""
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +92,15 @@ def fields_of(record: type) -> tuple[Field, ...]:
         for name in hints
         if name in by_name
     )
+
+
+def declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
+    return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
+
+
+def pick_fields(source: object, record: type) -> dict[str, Any]:
+    """The values in `source` of the fields that a dataclass declares, by name."""
+    return {one.name: getattr(source, one.name) for one in fields(record)}
 
 
 def decode_csv(lines: Iterable[str], record: type[_Record]) -> tuple[_Record, ...]:

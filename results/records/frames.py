@@ -61,6 +61,7 @@ class Gap:
     artifact: str
     """Path below the run's folder, or the name of the cell or config."""
     reason: str
+    """Why it is missing or damaged, or what a number lacks."""
 
 
 @dataclass(frozen=True, slots=True)

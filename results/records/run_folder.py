@@ -55,9 +55,13 @@ class PlannedCell:
     """A load cell of the plan."""
 
     cell: str
+    """Id, unique in the run."""
     config: str
+    """The engine configuration."""
     phase: str
+    """`A`, `B`, `Bp` (B') or `confirm`."""
     stem: str
+    """What names its files: `A_r4`."""
     reference: str = ""
     """The reference rate it is measured at, `ref_safe` or `ref_load`; empty = a rate that the plan states."""
     trial: int = 0
@@ -69,16 +73,25 @@ class RunFacts:
     """The run's plan, as far as it can be read."""
 
     run: str
+    """Name of the run's folder."""
     experiment: str = ""
+    """Its registered name."""
     profile: str = ""
+    """Model, hardware and scale."""
     preset: str = ""
+    """The grid's scale inside the profile."""
     seed: int | None = None
+    """Of every schedule, prompt and order; None = not known."""
     engine_kind: str = ""
     """`cpu`, `cuda`, or empty where it is not known, or engines were simulated."""
     configs: tuple[str, ...] = ()
+    """By name."""
     cells: tuple[PlannedCell, ...] = ()
+    """The load cells of the plan."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Package to version, of the engine."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Of saturation, by name: those that the plan states."""
     shapes: Mapping[str, float | None] = field(default_factory=dict)
     """Of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
@@ -92,18 +105,6 @@ class RunFacts:
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
     shares_cores: bool = False
     """Engines share the cores of one host: they are CPU builds, or simulated with contention."""
-
-    @property
-    def named(self) -> dict[str, str | int | None]:
-        """The first fields of every aggregate: which run this is."""
-        return {
-            "run": self.run,
-            "experiment": self.experiment,
-            "profile": self.profile,
-            "preset": self.preset,
-            "seed": self.seed,
-            **({"simulated": self.simulated} if self.simulated else {}),
-        }
 
     @property
     def label(self) -> str:

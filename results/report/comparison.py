@@ -49,6 +49,7 @@ class Measure:
     key: Mapping[str, str]
     """Column to text, such as load, config or policy, and metric. Numbers of one key in two runs are a pair."""
     estimate: Estimate
+    """The number with its interval."""
     unit: str = ""
     """As shown."""
     scale: float = 1.0
@@ -70,8 +71,11 @@ class Comparable:
     """What of a run is compared with another run."""
 
     facts: RunFacts
+    """Which run this is."""
     measures: Sequence[Measure]
+    """Its numbers."""
     judgements: Sequence[Judgement] = ()
+    """Its claims and criteria."""
     stated: Mapping[str, str] = field(default_factory=dict)
     """What the run chose, by name, such as its reference rates: shown side by side."""
     must_agree: Mapping[str, str] = field(default_factory=dict)

@@ -31,6 +31,7 @@ class ShownGates:
     """The judgements of the last check, or why none counts."""
 
     judgements: tuple[Judgement, ...] = ()
+    """In reading order; empty where `missing` says why."""
     note: str = ""
     """Which runs were checked, and what else the check found."""
     missing: str = ""

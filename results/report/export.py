@@ -21,9 +21,13 @@ FORMAT = 1
 _BINARY = frozenset({".png"})
 
 
-class _Exported(msgspec.Struct, frozen=True):
+class ExportedRun(msgspec.Struct, frozen=True):
+    """`comparable.json`."""
+
     format: int
+    """Of this document."""
     comparable: Comparable
+    """The run's numbers for comparisons."""
 
 
 def refuse_run_folder(target: Path) -> None:
@@ -49,7 +53,7 @@ def export_results(source: Path, target: Path, comparable: Comparable | None, ow
         write_atomic(copy, content if path.suffix in _BINARY else mask_paths(content, masks))
         written.append(copy)
     if comparable is not None:
-        content = msgspec.json.encode(_Exported(FORMAT, comparable)) + b"\n"
+        content = msgspec.json.encode(ExportedRun(FORMAT, comparable)) + b"\n"
         write_atomic(RunLayout(target).comparable, mask_paths(content, masks))
         written.append(RunLayout(target).comparable)
     return tuple(sorted(written))
@@ -60,7 +64,7 @@ def read_comparable(folder: Path) -> Comparable:
     path = RunLayout(folder).comparable
     remedy = "export the run again, with this version: `tracon export RUN FOLDER`"
     try:
-        exported = msgspec.json.decode(path.read_bytes(), type=_Exported)
+        exported = msgspec.json.decode(path.read_bytes(), type=ExportedRun)
     except (OSError, *DAMAGED_JSON) as error:
         raise ResultsError(f"{path}: {error}", remedy=remedy) from error
     if exported.format != FORMAT:

@@ -43,6 +43,7 @@ class PageAnswer:
     outcome: str
     """`higher`, `holds: linear`, `no verdict`; empty where nothing is judged."""
     text: str
+    """What holds, with its numbers."""
     figure: int = 0
     """Number of the figure that supports it; 0 = none."""
 
@@ -52,10 +53,13 @@ class OpenQuestion:
     """One sentence on what the run leaves undecided or open."""
 
     name: str
+    """What it is about."""
     text: str
+    """What is not decided, and why."""
     decides: str
     """What would decide it; questions with the same remedy share it. Empty = no single remedy."""
     figure: int = 0
+    """Number of the figure that shows it; 0 = none."""
     outcome: str = Outcome.UNDECIDED.value
     """`undecided`, `open`, or `open` with its label: `open: not testable at this scale`."""
     claims: tuple[str, ...] = ()
@@ -73,11 +77,13 @@ class Page:
     """Plain data; `fit_page` keeps it to its size."""
 
     question: str
+    """What the run was to answer."""
     setting: tuple[str, ...]
     """Where it ran, under which load, and what brackets hold: sentences."""
     noise: str
     """What two launches of the same thing differ by, or why that is not known."""
     answers: tuple[PageAnswer, ...]
+    """In the order of the page."""
     undecided: tuple[OpenQuestion, ...]
     """And what is open."""
     trouble: str = ""

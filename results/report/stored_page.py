@@ -24,11 +24,15 @@ _ANALYSIS = Path(__file__).resolve().parents[1]
 """The package whose code makes a page of artifacts."""
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class StoredPage(msgspec.Struct, frozen=True):
+    """`results/page.json`."""
+
     format: int
+    """Of this document."""
     inputs: str
     """`digest_inputs` from before the analysis."""
     page: Page
+    """As the report begins with it."""
 
 
 def digest_inputs(root: Path) -> str:
@@ -66,13 +70,13 @@ def _is_read(path: Path) -> bool:
 
 def store_page(root: Path, page: Page, inputs: str) -> None:
     """Replace the run's stored page. `inputs`: `digest_inputs` from before the analysis. Raises OSError."""
-    write_atomic(RunLayout(root).page, msgspec.json.encode(_Stored(FORMAT, inputs, page)) + b"\n")
+    write_atomic(RunLayout(root).page, msgspec.json.encode(StoredPage(FORMAT, inputs, page)) + b"\n")
 
 
 def read_page(root: Path) -> Page | None:
     """The stored page; None where there is none, it is damaged, or what it was computed from has changed since."""
     try:
-        stored = msgspec.json.decode(RunLayout(root).page.read_bytes(), type=_Stored)
+        stored = msgspec.json.decode(RunLayout(root).page.read_bytes(), type=StoredPage)
     except (OSError, *DAMAGED_JSON):
         return None
     return stored.page if stored.inputs == digest_inputs(root) else None

@@ -87,11 +87,13 @@ class ConditionalClaim:
         return f"{word}, undecided under every variation" if alone else word
 
 
-class _Stored(msgspec.Struct):
+class StoredClaims(msgspec.Struct):
     """The claims of one variation, kept beside its cells: an analysis of them takes as long as that of a run."""
 
     digest: str
+    """Over the cells' records, the claims' rules and the code that judges."""
     claims: tuple[LoadJudgement, ...]
+    """Claims and decision points."""
 
 
 def judge_variations(
@@ -139,13 +141,13 @@ def _read_or_judge(
     path: Path, digest: str, judge: Callable[[], tuple[LoadJudgement, ...]]
 ) -> tuple[LoadJudgement, ...]:
     try:
-        stored = msgspec.json.decode(path.read_bytes(), type=_Stored)
+        stored = msgspec.json.decode(path.read_bytes(), type=StoredClaims)
     except (OSError, *DAMAGED_JSON):
-        stored = _Stored("", ())
+        stored = StoredClaims("", ())
     if stored.digest == digest:
         return stored.claims
     claims = judge()
-    write_indented_json(path, _Stored(digest, claims))
+    write_indented_json(path, StoredClaims(digest, claims))
     return claims
 
 

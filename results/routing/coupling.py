@@ -67,14 +67,23 @@ class Coupling:
     """One policy."""
 
     label: str
+    """The policy with its parameters in short."""
     arrivals_per_s: Estimate
+    """Lambda: sessions per second while sessions arrive."""
     turns: Estimate
+    """N: turns in a row per session."""
     service_s: Estimate
+    """W: mean service time of a turn."""
     think_s: Estimate
+    """T: pause per turn."""
     concurrency: Estimate
+    """L: mean over turns of the sessions in the system at their send."""
     in_system: Estimate
+    """The same as a mean over time while sessions arrive."""
     held_back: Estimate
+    """Share of the sessions that a limit on sessions in flight held back."""
     session_delay_s: Estimate
+    """Mean over all sessions of how long it held them back."""
     slope_s: Estimate
     """W'(L): seconds per turn that one more session adds."""
     loop_gain: Estimate

@@ -9,6 +9,7 @@ from results.experiment import ExperimentResults
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
+    from results.records.declaration import Declared
     from results.report.comparison import Comparable
     from results.report.page import Page
     from results.routing.analyze import RoutingAnalysis
@@ -44,6 +45,12 @@ def _list_comparable(analysis: RoutingAnalysis) -> Comparable:
     return build_comparable(analysis)
 
 
+def _list_declared() -> tuple[Declared, ...]:
+    from results.routing.documents import DOCUMENTS
+
+    return DOCUMENTS
+
+
 RESULTS = ExperimentResults(
     name="routing",
     measured_kinds=frozenset({"replay"}),
@@ -55,6 +62,7 @@ RESULTS = ExperimentResults(
     analyze=_analyze,
     write=_write,
     report=_report,
+    declared=_list_declared,
     page=_build_page,
     comparable=_list_comparable,
     exported=lambda layout: (layout.pairs_csv, layout.migrations_csv),

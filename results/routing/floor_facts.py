@@ -87,11 +87,15 @@ class TransportFacts:
     """All transfers of a run, whatever the policy."""
 
     asked: int
+    """Transfers that the router asked for."""
     transferred: int
+    """Those whose KV arrived."""
     failed: int
+    """Those that failed."""
     quarantined: int
     """Refused because their pair was in quarantine."""
     pairs_quarantined: int
+    """Pairs of instances with a refused transfer."""
     pairs_recovered: int
     """Of these, pairs with a successful transfer after a refused one."""
 
@@ -103,7 +107,9 @@ class DecodeRequests:
     done: int
     """Those that brought the KV."""
     longest_s: float | None
+    """The longest of them; None = there is none."""
     timed_out: int
+    """Those that ended at the timeout."""
 
 
 def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFacts:

@@ -20,13 +20,17 @@ class Interference:
     """All repeats of one prefill length beside this many decodes."""
 
     prefill_tokens: int
+    """Prompt length of the prefill."""
     decodes: int
+    """Requests that decode beside it."""
     repeats: int
+    """Prefills that were measured."""
     before_s: Estimate
     """ITL of the running decodes before the prefill joined: mean over repeats with Student's t interval."""
     during_s: Estimate
     """While it ran: gaps between tokens that overlap the time from its send to its token."""
     after_s: Estimate
+    """After it had its token."""
     slowdown: Estimate
     """during / before of each repeat: mean over repeats, with its interval."""
     worst_gap_s: float | None

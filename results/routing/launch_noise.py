@@ -20,14 +20,17 @@ NAMED_EFFECT = 0.10
 NOISE_OF = "ttft_p90_s"
 
 
-class LaunchNoise(msgspec.Struct, frozen=True):
+class TrialNoise(msgspec.Struct, frozen=True):
     """`launch_noise` of `verdicts.json`."""
 
     metric: str
+    """The metric whose noise it is."""
     sigma: float
     """Of the logarithm."""
     degrees: int
+    """Degrees of freedom of sigma."""
     trials: int
+    """The most that a policy has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,10 @@ def fit_noise(analysis: RoutingAnalysis) -> Noise | str:
     return Noise(fit.sigma, *bound_sigma(fit.sigma**2, fit.degrees), fit.degrees, tuple(noisy))
 
 
-def measure_noise(analysis: RoutingAnalysis) -> LaunchNoise | None:
+def measure_noise(analysis: RoutingAnalysis) -> TrialNoise | None:
     """None where `fit_noise` gives a reason."""
     fit = fit_noise(analysis)
-    return None if isinstance(fit, str) else LaunchNoise(NOISE_OF, fit.sigma, fit.degrees, analysis.trials)
+    return None if isinstance(fit, str) else TrialNoise(NOISE_OF, fit.sigma, fit.degrees, analysis.trials)
 
 
 def plan_trials(sigma: float, policies: int) -> int | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, starmap
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -58,9 +58,11 @@ class FloorVariant:
     """One label of kv_aware."""
 
     label: str
+    """The policy with its parameters in short."""
     fix: str
     """Which of the specification's fixes it has, e.g. `Q2.B K=200 (mean)`; `none`."""
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
+    """Of the policy."""
     instances: int
     """How many D there are."""
     shares: Mapping[str, Estimate]
@@ -76,20 +78,28 @@ class FloorVariant:
     against: Mapping[str, Mapping[str, Estimate]]
     """The same to each other label under the same load and rules of transfer; of labels with the bonus alone."""
     rules: floor_facts.Rules
+    """By which its KV moves."""
     served: int
     """Requests with a session that were served."""
     counted: int
     """Of these, those whose tokens in the D's own cache are known: the overlap kept is over these alone."""
     turns: int
+    """Of all trials."""
     failed_turns: int
     """Turns that were not completed."""
     transfers: int
+    """Transfers that were asked for."""
     lost_transfers: int
+    """Of these, those that failed or were refused."""
     decode_requests: floor_facts.DecodeRequests
+    """Of its transfers."""
     rejects: int
+    """Picks of sessions that some instance had refused before."""
     reject_moves: int
+    """Picks that left the session's D because it had refused the session too often."""
     held: int
-    load: Mapping[str, object] = field(default_factory=dict)
+    """Picks that found no room."""
+    load: Mapping[str, Any] = field(default_factory=dict)
     """`loads.name_load`."""
 
     def verdict(self, name: str, other: str = "") -> Verdict | None:
@@ -116,11 +126,17 @@ class TimeoutPair:
     """Two labels under one load that differ in their transfers' timeout alone."""
 
     short: str
+    """Label with the shorter timeout."""
     long: str
+    """Label with the longer timeout."""
     short_s: float
+    """The shorter timeout."""
     long_s: float
+    """The longer timeout."""
     short_decode_requests: floor_facts.DecodeRequests
+    """Under the shorter timeout."""
     long_decode_requests: floor_facts.DecodeRequests
+    """Under the longer timeout."""
     over_short: int
     """Decode requests under the long timeout that brought the KV and took longer than the short one."""
     lost_share: Estimate
@@ -133,9 +149,13 @@ class QuarantinePair:
     failures."""
 
     fewer: str
+    """Label that closes a pair after fewer failures."""
     more: str
+    """The other label."""
     fewer_rules: str
+    """Its rules of quarantine."""
     more_rules: str
+    """Those of the other."""
     lost_share: Estimate
     """Share of the transfers that were lost, more - fewer, inside each trial."""
 
@@ -147,13 +167,17 @@ class LoadFloor:
     reference: str
     """The label without any fix, of several loads the first one's; empty = it was not run."""
     variants: tuple[FloorVariant, ...]
+    """In the order of tables."""
     transport: floor_facts.TransportFacts
     """Of the whole run."""
     timeouts: tuple[TimeoutPair, ...]
+    """Labels that differ in the timeout alone."""
     sessions: int
     """Of the whole run."""
     trials: int
+    """The most that a label has."""
     quarantines: tuple[QuarantinePair, ...] = ()
+    """Labels that differ in the quarantine alone."""
     no_logs: str = ""
     """Why no decision point can be answered; empty where decision logs were read."""
 

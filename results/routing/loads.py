@@ -41,6 +41,7 @@ class LoadJudgement:
     labels: tuple[str, ...]
     """Measured under its load; empty = it is of the whole run."""
     judgement: Judgement
+    """With the load in its name, where the run has several."""
 
 
 def judge_under_load(what: str, judgement: Judgement, labels: Iterable[str], load: str) -> LoadJudgement:

@@ -9,7 +9,7 @@ sessions.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -90,29 +90,6 @@ class RequestedMigration:
         return max(0, cached.get(decision.migrate_from, 0) - had)
 
 
-MIGRATION_FIELDS: Mapping[str, Callable[[RequestedMigration], object]] = {
-    "request": lambda one: one.pick.request.request,
-    "session": lambda one: one.session,
-    "turn": lambda one: one.pick.request.turn,
-    "t_s": lambda one: one.t_s,
-    "source": lambda one: one.pick.decision.migrate_from,
-    "target": lambda one: one.pick.decision.instance,
-    "outcome": lambda one: one.outcome,
-    "moved_s": lambda one: one.moved_s,
-    "source_pending_tokens": lambda one: pending_at(one.pick, one.pick.decision.migrate_from),
-    "target_pending_tokens": lambda one: pending_at(one.pick, one.pick.decision.instance),
-    "context_tokens": lambda one: one.pick.request.input_tokens,
-    "lost_tokens": lambda one: one.lost_tokens,
-    "first_byte_s": lambda one: one.first_byte_s,
-    "turns_left": lambda one: one.turns_left,
-    "stayed_cool": lambda one: one.stayed_cool,
-    "next_cool": lambda one: one.next_cool,
-    "transfer_s": lambda one: one.transfer_s,
-}
-"""Columns of migrations.csv. Pending: prompt tokens at the pick, None = the instance was not in the view. Context:
-prompt tokens of the request."""
-
-
 @dataclass(frozen=True, slots=True)
 class CostRow:
     """Served migrations of sessions with enough turns left."""
@@ -120,6 +97,7 @@ class CostRow:
     turns_left: str
     """`0`, `2-4`, `20+`."""
     migrations: int
+    """How many."""
     recomputed: int
     """Of these, those served without transferred KV: the lost tokens are theirs alone."""
     lost_tokens: Estimate
@@ -127,18 +105,17 @@ class CostRow:
     lost_per_turn_left: Estimate
     """The same shared out among the turns left; unknown for 0."""
     first_byte_s: Estimate
+    """From the pick to the first byte."""
     transfer_s: Estimate
     """Of those whose KV came."""
     transfer_per_turn_left_s: Estimate
     """The same shared out among the turns left; unknown for 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Migrations:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationNumbers:
     """The microbenchmark's numbers of one cell."""
 
-    requests: Mapping[str, int]
-    """Requests by session."""
     asked: int
     """Requests with a pick that asked to migrate."""
     outcomes: Mapping[str, int]
@@ -154,14 +131,22 @@ class Migrations:
     """The same of the very next turn alone."""
     thrash_rate: Estimate
     """Share of the sessions that migrated which did so again within the cooldown. Anything but 0 is a defect."""
-    thrashed: Mapping[str, bool]
-    """Per session that migrated: whether it did so again within the cooldown; empty where there is none."""
     turns_after: int
     """k."""
-    events: tuple[RequestedMigration, ...]
-    """In the order of the picks."""
     costs: tuple[CostRow, ...]
     """Costs of served migrations by the turns left to pay for them; rows without any are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migrations(MigrationNumbers):
+    """Those numbers, and the migrations that they were computed from."""
+
+    requests: Mapping[str, int]
+    """Requests by session."""
+    thrashed: Mapping[str, bool]
+    """Per session that migrated: whether it did so again within the cooldown; empty where there is none."""
+    events: tuple[RequestedMigration, ...]
+    """In the order of the picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +154,15 @@ class PolicyMigrations:
     """The migrations of one label, over the trials that count."""
 
     label: str
+    """The policy with its parameters in short."""
     trials: int
+    """Trials that count."""
     requests: int
+    """Of all trials."""
     asked: int
+    """Requests with a pick that asked to migrate."""
     outcomes: Mapping[str, int]
+    """Picks that asked to migrate, by outcome."""
     refused: Mapping[str, int]
     """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
     values: Mapping[str, Estimate]

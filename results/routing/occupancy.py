@@ -65,12 +65,17 @@ class Occupancy:
     """One deployment at one footprint."""
 
     deployment: str
+    """`combined 8C`, `4P+4D`."""
     arm: str
+    """The label whose requests were counted."""
     is_measured: bool
+    """The arm had these pools; else it was a combined one."""
     decoding: int
+    """Instances that decode."""
     point: str
     """Which percentile of the footprints; empty = only a point of the curve."""
     footprint_tokens: float
+    """Prompt and output tokens of one request."""
     mean: float
     """Share of the decode pools held by the mean number of decodes; above 1 = does not fit."""
     p90: float

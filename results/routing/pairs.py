@@ -31,11 +31,15 @@ class Pair:
     """One metric of two policies."""
 
     metric: str
+    """Its name with its unit, e.g. `ttft_p90_s`."""
     first: str
+    """Label of a policy."""
     second: str
+    """Label of the policy that it is compared with."""
     difference: Estimate
     """first - second, in the metric's unit."""
     second_value: Estimate
+    """The metric of second."""
     relative: float | None
     """difference / second's value."""
     verdict: Verdict | None
@@ -52,6 +56,7 @@ class Pair:
     higher_in: int = 0
     """Trials in which first is the higher one."""
     lower_in: int = 0
+    """Trials in which first is the lower one."""
 
     def turned(self) -> Pair:
         """The pair of second against first, without `relative` and `second_value`."""
@@ -81,8 +86,11 @@ class TurnPair:
     """One latency of two policies, each turn against itself."""
 
     series: str
+    """The latency, e.g. `ttft_s`."""
     first: str
+    """Label of a policy."""
     second: str
+    """Label of the policy that it is compared with."""
     median: Estimate
     """Of first - second (s)."""
     faster: Estimate
@@ -94,10 +102,12 @@ class Standing:
     """The best label on one metric, and the others by what their intervals say."""
 
     metric: str
+    """Its name with its unit, e.g. `ttft_p90_s`."""
     best: str
     """The label that is better than every other in the trials and turns of both, distinguishable or not; below three
     trials the one with the best value."""
     value: Estimate
+    """The metric of the best."""
     behind: tuple[str, ...]
     """Distinguishably worse than the best, by bounds that hold for every two labels of the metric at once."""
     level: tuple[str, ...]

@@ -35,10 +35,13 @@ class InstancePool:
     """The instances of one role under one label."""
 
     label: str
+    """The policy with its parameters in short."""
     role: str
+    """`both`, `prefill` or `decode`."""
     deployment: str
     """`1P+1D`; `combined` where every instance does both."""
     instances: int
+    """Instances with this role."""
     values: Mapping[str, Estimate]
     """kv_mean, kv_p90, kv_max (shares of a pool's KV in use at a sample, its instances together), over_wall_share (of
     the samples of single instances, at 90 % or more); local_hit_share, external_share, computed_share of its prompt

@@ -81,6 +81,7 @@ class Fit:
     """How well one cell's fit describes its own turns, and how far it extrapolates."""
 
     turns: int
+    """Turns that it was fitted to."""
     r2: float
     """The share of the variance of their times that it explains."""
     error_s: float
@@ -104,9 +105,11 @@ class AgainstArm:
     migrated: int
     """Migrated turns that were served, over all trials."""
     other_migrated: int
+    """The same of the other arm."""
     with_kv_s: Estimate
     """From the pick to the first byte, mean."""
     without_kv_s: Estimate
+    """The same of the other arm."""
     ratio: Estimate
     """The first over the second inside a trial; geometric mean over the trials."""
     every_turn: Estimate
@@ -120,10 +123,13 @@ class AgainstRecomputing:
     """The migrated turns of one label, over its trials: means over the turns whose tokens were counted."""
 
     label: str
+    """The policy with its parameters in short."""
     prefill_s_per_token: Estimate
+    """As fitted to the turns that were not moved."""
     compute_s: Estimate
     """That times the tokens that came: what they would have taken alone, without any queue."""
     transfer_s: Estimate
+    """From the router's start of a transfer until the KV had arrived."""
     with_kv_s: Estimate
     """From the pick to the first byte, as it was."""
     without_kv_s: Estimate

@@ -25,6 +25,7 @@ class SpecifiedRow:
     """A row of a table of the specification."""
 
     name: str
+    """As the specification names it."""
     label: str
     """What was measured for it; empty = nothing was, or several settings of which none is the row's own."""
     others: tuple[str, ...] = ()
@@ -36,8 +37,11 @@ class Setting:
     """One point of the grid of figure 9."""
 
     hot_tokens: float
+    """Pending prompt tokens above which an instance is hot."""
     cooldown_s: float
+    """How long a migrated session stays."""
     label: str
+    """What was measured for it."""
 
 
 def ear_part(policy: str, parameters: Mapping[str, object]) -> str:

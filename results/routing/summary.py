@@ -34,27 +34,41 @@ class RoutedSummary:
     """One cell. `docs/analysis.md` defines every value."""
 
     cell: str
+    """As the plan names it."""
     label: str
+    """The policy with its parameters in short: what the cell is called in tables."""
     policy: str
+    """Its name."""
     parameters: Mapping[str, Any]
+    """Of the policy."""
     trial: int
+    """From 0."""
     place: int
+    """Position in time among the run's cells, 0-based."""
     attempt: int
+    """From 1."""
     counts: Mapping[str, int | None]
     """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations."""
     values: Mapping[str, Estimate]
     """By name with its unit, e.g. `ttft_p90_s`, `apc`, `amplification`."""
     instances: tuple[InstanceNumbers, ...]
+    """In the router's order."""
     reasons: Mapping[str, int]
     """Picks by reason."""
     degraded: str
     """Why the client could not keep its schedule; empty when it could."""
     gpu_utilisation: float | None
+    """0..1, mean; None where `gpu_reason` says why."""
     gpu_reason: str
+    """Why the utilisation is not known."""
     git_commit: str | None
+    """Of the Tracon that measured it; None = not known."""
     t_start_unix_s: float
+    """Start of the replay, by the wall clock."""
     duration_s: float
+    """Of the replay."""
     path: str
+    """The cell record's file, below the run's folder."""
 
     def estimate(self, name: str) -> Estimate:
         """The value called `name`; one that no cell has is unknown, not an error."""

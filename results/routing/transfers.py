@@ -93,13 +93,17 @@ class PolicyTransfers:
     """The KV transfers of one label and purpose, over the trials that count."""
 
     label: str
+    """The policy with its parameters in short."""
     purpose: str
     """`migration` or `handover`."""
     asked: int
+    """Transfers that the router asked for."""
     statuses: Mapping[str, int]
+    """Transfers by how they ended: `transferred`, `failed`, `refused`, `unneeded`."""
     reasons: Mapping[str, int]
     """Of those that were not transferred."""
     transports: tuple[str, ...]
+    """E.g. `mooncake`."""
     counted: int
     """Of the transferred ones, those whose tokens are known."""
     uncounted: Mapping[str, int]

@@ -5,36 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pandas as pd
+from msgspec import UNSET
 
 from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
+from results.records.declaration import pick_fields
 from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.report.content import Report
 from results.report.document import report_title
+from results.report.documents import DEFINITIONS, name_run
 from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
+from results.report.record_rows import build_frame
 from results.report.stored_page import digest_inputs
 from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.conditional_claims import ConditionalClaim
+from results.routing.documents import (
+    ClaimBounds,
+    JudgedStanding,
+    MigratedCell,
+    MigrationRow,
+    PairRow,
+    PolicyManifestRow,
+    PolicyNumbers,
+    RoutedCellRow,
+    RoutingAggregate,
+    RoutingPairs,
+    RoutingVerdicts,
+    SpecifiedTables,
+    VariedClaim,
+)
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.launch_noise import measure_noise
-from results.routing.migrations import MIGRATION_FIELDS
+from results.routing.migrations import MigrationNumbers, RequestedMigration, pending_at
 from results.routing.moves import CellMigrations
 from results.routing.page import build_page
-from results.routing.pairs import Pair
+from results.routing.pairs import Pair, Standing
 from results.routing.report import build_report
-from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE
 from results.statistics.judgement import Judgement
 
 FORMAT = 1
 """Version of aggregate.json and pairs.json."""
+_OF_TRANSFER = [one.name for one in fields(KvTransfer)]
 
 
 def write_results(root: Path) -> RoutingAnalysis:
@@ -69,194 +87,212 @@ def write_results(root: Path) -> RoutingAnalysis:
     return analysis
 
 
-def build_aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
-    """`aggregate.json`: a row per cell, each policy's numbers over its trials, and the gaps."""
-    return {
-        "format": FORMAT,
-        "definitions": "docs/analysis.md",
-        **analysis.facts.named,
-        "trace": analysis.trace,
-        "baseline": analysis.baseline,
-        "trials": analysis.trials,
-        "cells": msgspec.to_builtins(analysis.cells),
-        "policies": [
-            {"label": label, "policy": analysis.policies[label], "values": msgspec.to_builtins(analysis.values[label])}
-            for label in analysis.labels
-        ],
-        "interference": msgspec.to_builtins(analysis.interference),
-        "migrations": msgspec.to_builtins(analysis.moves.migrations),
-        "migrations_by_cell": [_migrations_row(cell) for cell in analysis.moves.cells],
-        "transfers": msgspec.to_builtins(analysis.moves.transfers),
-        "transfer_against_recomputing": msgspec.to_builtins(analysis.moves.recomputing),
-        "pools": msgspec.to_builtins(analysis.pools),
-        "load_floor": msgspec.to_builtins(analysis.floor),
-        "paper": {
-            "end_to_end": msgspec.to_builtins(analysis.paper),
-            "ablation": msgspec.to_builtins(analysis.ablation),
-            "sensitivity": msgspec.to_builtins(analysis.settings),
-        },
-        "gaps": msgspec.to_builtins(analysis.gaps),
-    }
+def build_aggregate(analysis: RoutingAnalysis) -> RoutingAggregate:
+    return RoutingAggregate(
+        format=FORMAT,
+        definitions=DEFINITIONS,
+        **name_run(analysis.facts),
+        trace=analysis.trace,
+        baseline=analysis.baseline,
+        trials=analysis.trials,
+        cells=analysis.cells,
+        policies=tuple(
+            PolicyNumbers(label, analysis.policies[label], analysis.values[label]) for label in analysis.labels
+        ),
+        interference=analysis.interference,
+        migrations=analysis.moves.migrations,
+        migrations_by_cell=tuple(map(_drop_events, analysis.moves.cells)),
+        transfers=analysis.moves.transfers,
+        transfer_against_recomputing=analysis.moves.recomputing,
+        pools=analysis.pools,
+        load_floor=analysis.floor,
+        paper=SpecifiedTables(analysis.paper, analysis.ablation, analysis.settings),
+        gaps=analysis.gaps,
+    )
 
 
-def build_pairs(analysis: RoutingAnalysis) -> dict[str, Any]:
-    """`pairs.json`: every metric of every two policies, and every latency of them turn by turn."""
-    return {
-        "format": FORMAT,
-        **_mark_simulated(analysis),
-        "pairs": msgspec.to_builtins(analysis.pairs),
-        "turn_by_turn": msgspec.to_builtins(analysis.turn_pairs),
-    }
+def build_pairs(analysis: RoutingAnalysis) -> RoutingPairs:
+    return RoutingPairs(
+        format=FORMAT,
+        simulated=analysis.facts.simulated or UNSET,
+        pairs=analysis.pairs,
+        turn_by_turn=analysis.turn_pairs,
+    )
 
 
-def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
-    """`verdicts.json`: who wins what, the specifications' claims and decision points, the loop of every policy, what
-    decode pools would hold."""
-    conditional = [_conditional_row(one) for one in analysis.conditional]
-    return {
-        "format": VERDICTS_FORMAT,
-        "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
-        "claims": msgspec.to_builtins(analysis.claims),
-        "launch_noise": msgspec.to_builtins(measure_noise(analysis)),
-        **({"conditional_claims": conditional} if conditional else {}),
-        "load_floor": msgspec.to_builtins(analysis.decision_points),
-        "coupling": msgspec.to_builtins(analysis.couplings),
-        "footprints": msgspec.to_builtins(analysis.footprints),
-        "deployments": msgspec.to_builtins(analysis.deployments),
-        "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
-        **({} if analysis.engine_gates is None else {"engine_gates": msgspec.to_builtins(analysis.engine_gates)}),
-        **_mark_simulated(analysis),
-    }
+def build_verdicts(analysis: RoutingAnalysis) -> RoutingVerdicts:
+    return RoutingVerdicts(
+        format=VERDICTS_FORMAT,
+        standings=tuple(
+            JudgedStanding(**pick_fields(row, Standing), alone=row.alone) for row in analysis.standings
+        ),
+        claims=analysis.claims,
+        launch_noise=measure_noise(analysis),
+        conditional_claims=tuple(map(_vary_claim, analysis.conditional)) or UNSET,
+        load_floor=analysis.decision_points,
+        coupling=analysis.couplings,
+        footprints=analysis.footprints,
+        deployments=analysis.deployments,
+        decode_pools=tuple(row for row in analysis.occupancies if row.point),
+        engine_gates=UNSET if analysis.engine_gates is None else analysis.engine_gates,
+        simulated=analysis.facts.simulated or UNSET,
+    )
 
 
-def _conditional_row(one: ConditionalClaim) -> dict[str, Any]:
+def _vary_claim(one: ConditionalClaim) -> VariedClaim:
     """With the number that decided, at the model's own values and under each variation."""
-    return {
-        "name": one.claim.name,
-        "verdict": one.verdict,
-        "opposite_at": one.flips,
-        "outcomes": dict(one.outcomes),
-        "quantity": one.claim.quantity,
-        "measured": _list_bounds(one.claim),
-        "varied": {name: _list_bounds(own) for name, own in one.varied.items()},
-    }
+    return VariedClaim(
+        name=one.claim.name,
+        verdict=one.verdict,
+        opposite_at=one.flips,
+        outcomes=one.outcomes,
+        quantity=one.claim.quantity,
+        measured=_take_bounds(one.claim),
+        varied={name: _take_bounds(own) for name, own in one.varied.items()},
+    )
 
 
-def _list_bounds(judgement: Judgement) -> dict[str, float | None]:
+def _take_bounds(judgement: Judgement) -> ClaimBounds:
     measured = judgement.measured
-    bounds = {"value": measured.value, "low": measured.low, "high": measured.high}
-    return bounds | {"p": judgement.p, "p_corrected": judgement.p_corrected}
+    return ClaimBounds(measured.value, measured.low, measured.high, judgement.p, judgement.p_corrected)
 
 
 def _mark_figures(analysis: RoutingAnalysis) -> list[Figure]:
     """The figures, whose CSV says what stood in for engines too."""
-    mark = _mark_simulated(analysis)
+    mark = {"simulated": analysis.facts.simulated} if analysis.facts.simulated else {}
     return [
         figure if figure.missing else replace(figure, table=figure.table.assign(**mark))
         for figure in build_figures(analysis)
     ]
 
 
-def _mark_simulated(analysis: RoutingAnalysis) -> dict[str, str]:
-    """For every file: what stood in for engines; nothing where they were real."""
-    return {"simulated": analysis.facts.simulated} if analysis.facts.simulated else {}
-
-
 def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
-    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
-    return pd.DataFrame([_flat_cell(cell) | _mark_simulated(analysis) for cell in analysis.cells])
+    """`aggregate.{csv,parquet}`: one row per cell."""
+    return build_frame(
+        RoutedCellRow(
+            cell=cell.cell,
+            label=cell.label,
+            policy=cell.policy,
+            trial=cell.trial,
+            place=cell.place,
+            duration_s=cell.duration_s,
+            degraded=bool(cell.degraded),
+            counts=cell.counts,
+            values=flatten_values(cell.values),
+            simulated=analysis.facts.simulated or UNSET,
+        )
+        for cell in analysis.cells
+    )
 
 
-def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
-    return {
-        "cell": cell.cell,
-        "label": cell.label,
-        "policy": cell.policy,
-        "trial": cell.trial,
-        "place": cell.place,
-        "duration_s": cell.duration_s,
-        "degraded": bool(cell.degraded),
-        **cell.counts,
-        **flatten_values(cell.values),
-    }
-
-
-def _migrations_row(cell: CellMigrations) -> dict[str, Any]:
-    """One cell's numbers, without its single migrations: those are rows of migrations.csv."""
-    own = {field.name: getattr(cell.migrations, field.name) for field in fields(cell.migrations)}
-    for name in ("events", "thrashed"):
-        del own[name]
-    own["requests"] = sum(cell.migrations.requests.values())
-    named = {"cell": cell.cell, "label": cell.label, "trial": cell.trial, "counts": cell.counts}
-    return named | {name: msgspec.to_builtins(value) for name, value in own.items()}
+def _drop_events(cell: CellMigrations) -> MigratedCell:
+    return MigratedCell(
+        cell=cell.cell,
+        label=cell.label,
+        trial=cell.trial,
+        counts=cell.counts,
+        requests=sum(cell.migrations.requests.values()),
+        **pick_fields(cell.migrations, MigrationNumbers),
+    )
 
 
 def build_migration_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`migrations.csv`: one row per migration that was asked for, its transfer's fields beside."""
-    of_transfer = [field.name for field in fields(KvTransfer)]
+    simulated = analysis.facts.simulated
     rows = [
-        [cell.label, cell.trial, *(value(one) for value in MIGRATION_FIELDS.values())]
-        + [getattr(one.transfer, name, None) for name in of_transfer]
-        for cell in analysis.moves.cells
-        for one in cell.migrations.events
+        _describe_migration(cell, one, simulated) for cell in analysis.moves.cells for one in cell.migrations.events
     ]
-    columns = ["label", "trial", *MIGRATION_FIELDS, *(f"kv_{name}" for name in of_transfer)]
-    frame = pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
-    return frame.assign(**_mark_simulated(analysis))
+    if not rows:
+        own = [one.name for one in fields(MigrationRow) if one.name not in ("kv", "simulated")]
+        return pd.DataFrame(columns=[*own, *(f"kv_{name}" for name in _OF_TRANSFER), *["simulated"][: bool(simulated)]])
+    return build_frame(rows, dtype=object)  # integers beside nothing stay integers
+
+
+def _describe_migration(cell: CellMigrations, one: RequestedMigration, simulated: str) -> MigrationRow:
+    pick = one.pick
+    return MigrationRow(
+        label=cell.label,
+        trial=cell.trial,
+        request=pick.request.request,
+        session=one.session,
+        turn=pick.request.turn,
+        t_s=one.t_s,
+        source=pick.decision.migrate_from,
+        target=pick.decision.instance,
+        outcome=one.outcome,
+        moved_s=one.moved_s,
+        source_pending_tokens=pending_at(pick, pick.decision.migrate_from),
+        target_pending_tokens=pending_at(pick, pick.decision.instance),
+        context_tokens=pick.request.input_tokens,
+        lost_tokens=one.lost_tokens,
+        first_byte_s=one.first_byte_s,
+        turns_left=one.turns_left,
+        stayed_cool=one.stayed_cool,
+        next_cool=one.next_cool,
+        transfer_s=one.transfer_s,
+        kv={f"kv_{name}": getattr(one.transfer, name, None) for name in _OF_TRANSFER},
+        simulated=simulated or UNSET,
+    )
 
 
 def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`pairs.csv`: one row per metric and two policies."""
-    return pd.DataFrame([_pair_row(row) | _mark_simulated(analysis) for row in analysis.pairs])
+    return build_frame(_describe_pair(row, analysis.facts.simulated) for row in analysis.pairs)
 
 
-def _pair_row(row: Pair) -> dict[str, Any]:
+def _describe_pair(row: Pair, simulated: str) -> PairRow:
     ratio = row.ratio or Estimate(None)
-    return {
-        "metric": row.metric,
-        "first": row.first,
-        "second": row.second,
-        **msgspec.to_builtins(row.difference),
-        "second_value": row.second_value.value,
-        "relative": row.relative,
-        "ratio": ratio.value,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "trials_higher": row.higher_in,
-        "trials_lower": row.lower_in,
-        "verdict": None if row.verdict is None else str(row.verdict),
-        "p_value": row.p_value,
-        "common_turns": row.common_turns,
-        "lost_turns": row.lost_turns,
-    }
+    return PairRow(
+        metric=row.metric,
+        first=row.first,
+        second=row.second,
+        difference=row.difference,
+        second_value=row.second_value.value,
+        relative=row.relative,
+        ratio=ratio.value,
+        ratio_low=ratio.low,
+        ratio_high=ratio.high,
+        trials_higher=row.higher_in,
+        trials_lower=row.lower_in,
+        verdict=None if row.verdict is None else str(row.verdict),
+        p_value=row.p_value,
+        common_turns=row.common_turns,
+        lost_turns=row.lost_turns,
+        simulated=simulated or UNSET,
+    )
 
 
 def build_manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
-    """`MANIFEST.tsv`: a row per policy of the plan or of a result folder; an empty field is not known."""
+    """`MANIFEST.tsv`: a row per policy of the plan or of a result folder."""
     labels = dict.fromkeys((*analysis.planned, *analysis.labels))
-    return pd.DataFrame([_manifest_row(analysis, label) for label in sorted(labels)], dtype=str)
+    return build_frame((_manifest_row(analysis, label) for label in sorted(labels)), dtype=str)
 
 
-def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
+def _manifest_row(analysis: RoutingAnalysis, label: str) -> PolicyManifestRow:
     cells = [cell for cell in analysis.cells if cell.label == label]
     planned = analysis.planned.get(label)
-    row = {
-        "label": label,
-        "policy": analysis.policies.get(label, ""),
-        "parameters": msgspec.json.encode(cells[0].parameters, order="sorted").decode() if cells else "",
-        "status": "ran" if cells else "not run",
-        "trials_done": str(len(cells)),
-        "trials_planned": "" if planned is None else str(planned),
-        "trials_degraded": str(sum(bool(cell.degraded) for cell in cells)),
-        "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
-        "git_commit": _join_known(cell.git_commit or "" for cell in cells),
-        "trace": str(analysis.trace.get("file") or ""),
-        "trace_sha256": "; ".join(analysis.trace_sums.get(label, ())),
-        "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
-    }
-    if analysis.facts.simulated:
-        row["simulated"] = analysis.facts.simulated
-    return {name: " ".join(value.split()) for name, value in row.items()}
+    versions = (f"{name} {version}" for name, version in sorted(analysis.facts.versions.items()))
+    parameters = msgspec.json.encode(cells[0].parameters, order="sorted").decode() if cells else ""
+    return PolicyManifestRow(
+        label=_join_words(label),
+        policy=_join_words(analysis.policies.get(label, "")),
+        parameters=_join_words(parameters),
+        status="ran" if cells else "not run",
+        trials_done=str(len(cells)),
+        trials_planned="" if planned is None else str(planned),
+        trials_degraded=str(sum(bool(cell.degraded) for cell in cells)),
+        result_directories=_join_words("; ".join(str(Path(cell.path).parent) for cell in cells)),
+        git_commit=_join_words(_join_known(cell.git_commit or "" for cell in cells)),
+        trace=_join_words(str(analysis.trace.get("file") or "")),
+        trace_sha256=_join_words("; ".join(analysis.trace_sums.get(label, ()))),
+        engine_versions=_join_words("; ".join(versions)),
+        simulated=_join_words(analysis.facts.simulated) or UNSET,
+    )
+
+
+def _join_words(text: str) -> str:
+    """With single spaces between its words, as a cell of a TSV needs it."""
+    return " ".join(text.split())
 
 
 def _join_known(values: Iterable[str]) -> str:

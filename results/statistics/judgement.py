@@ -63,6 +63,7 @@ class Judgement:
     rule: str
     """How the numbers decide."""
     outcome: Outcome
+    """`holds`, `fails`, `undecided` or `open`."""
     reason: str
     """Why this outcome, in numbers."""
     measured: Estimate = SEVERAL

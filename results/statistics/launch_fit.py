@@ -39,12 +39,17 @@ class LaunchSpread:
     """Standard deviation of one launch around its size's mean, pooled over the sizes."""
 
     sigma: float
+    """The standard deviation."""
     low: float
+    """Lower bound of sigma."""
     high: float
     """Bounds of sigma at LEVEL (chi-square)."""
     degrees: float
+    """Degrees of freedom of sigma."""
     launches: int
+    """Launches that it comes from."""
     sizes: int
+    """Sizes that it is pooled over."""
 
     def detectable_effect(self, launches: int) -> float:
         """The smallest effect that the mean of a size over this many launches detects with a probability of POWER.

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from results.documents import list_declared
 from tests.goldens.comparison import Renames, differences, read_expected, read_renames
 from tests.goldens.fields import list_fields, renamed_lines
 from tests.goldens.fixture import ARCHIVE, HERE, unpack, write_checksums
@@ -28,6 +29,7 @@ from tests.goldens.outputs import (
     read_table,
     shorten,
 )
+from tests.results.declared_schemas import check_files
 from tests.results.records.declared_files import is_declared
 
 NO_RENAMES = Renames()
@@ -62,6 +64,17 @@ def test_every_field_has_the_name_it_had(collected: Collected) -> None:
 def test_every_file_of_a_run_is_declared(collected: Collected) -> None:
     files = (str(path.relative_to(collected.run)) for path in collected.run.rglob("*") if path.is_file())
     assert [name for name in files if not is_declared(name)] == []
+
+
+def test_every_document_and_table_is_as_its_record_declares(collected: Collected) -> None:
+    experiment = collected.folder.name.removesuffix("-confirm")
+    own = {one.record.__name__ for one in list_declared() if one.experiment == experiment and _is_file(one.where)}
+    assert own - check_files(collected.run, experiment) == set()
+
+
+def _is_file(where: tuple[str, ...]) -> bool:
+    """Whether an analysis of real engines writes it."""
+    return not where[0].startswith(("in ", "results/variations/"))
 
 
 def test_a_fixture_is_whole(collected: Collected) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
-from results.routing.launch_noise import NAMED_EFFECT, LaunchNoise, plan_trials
+from results.routing.launch_noise import NAMED_EFFECT, TrialNoise, plan_trials
 from results.routing.loads import strip_load
 from results.statistics.blocks import POWER, show_count
 from results.statistics.pairwise import detectable_pair
@@ -22,7 +22,7 @@ PLANNED_TRIALS = (3, 5, 10)
 
 
 class _Verdicts(msgspec.Struct, frozen=True):
-    launch_noise: LaunchNoise | None = None
+    launch_noise: TrialNoise | None = None
     simulated: object = None
 
 
@@ -58,7 +58,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     )
 
 
-def _read_noise(run: RunEntry) -> tuple[RunEntry, LaunchNoise] | None:
+def _read_noise(run: RunEntry) -> tuple[RunEntry, TrialNoise] | None:
     """None where the file is missing, of a version that had no sigma, or of simulated engines."""
     verdicts = read_document(RunLayout(run.folder).verdicts_json, _Verdicts)
     if verdicts is None or verdicts.launch_noise is None or verdicts.simulated:

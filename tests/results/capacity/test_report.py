@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import msgspec
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
@@ -89,7 +90,7 @@ def test_of_the_splits_of_a_size_the_figure_shows_the_one_that_the_answer_rests_
 def test_a_size_that_fails_the_rule_misses_the_objective_in_every_file() -> None:
     whole = analysis(policy(Search(1, 8), {Size(1): MISSES, Size(2): UNDECIDED, Size(3): HOLDS}))
     written = ["misses", "undecided", "holds"]
-    (one,) = build_aggregate(whole)["policies"]
+    (one,) = msgspec.to_builtins(build_aggregate(whole))["policies"]
     assert [point["standing"] for point in one["points"]] == written
     assert [list(point) for point in one["points"]] == [["size", "standing", "distance", "estimates"]] * 3
     assert build_rows(whole)["objective"].to_list() == written
@@ -112,7 +113,7 @@ def test_the_answer_has_its_interval_over_the_traces_in_page_table_and_file() ->
     assert f"needed: {shown}" in question.text
     assert f"needed: {shown}" in answered.text
     assert shown in str(build_report(whole).tables[1].rows)
-    (one,) = build_aggregate(whole)["policies"]
+    (one,) = msgspec.to_builtins(build_aggregate(whole))["policies"]
     assert {name: one["needed"][name] for name in ("value", "low", "high", "n")} == {
         "value": 2, "low": 2, "high": 3, "n": 3,
     }  # fmt: skip
@@ -139,7 +140,7 @@ def test_sizes_that_may_hold_it_are_stated_where_none_does() -> None:
 def test_of_one_trace_the_interval_is_null_with_a_reason() -> None:
     once = assess(LIMITS, [{"ttft_p90": 1.0}], (1.0,))
     whole = analysis(policy(Search(1, 8), {Size(1): once}, traces=1))
-    (one,) = build_aggregate(whole)["policies"]
+    (one,) = msgspec.to_builtins(build_aggregate(whole))["policies"]
     needed, (point,) = one["needed"], one["points"]
     why = "1 trace, and an interval takes 3"
     assert (needed["value"], needed["low"], needed["high"], needed["reason"]) == (1, None, None, why)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import pytest
 from launch.environment import Engine, capture
 from results.records.decisions import DecisionRecord
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
-from results.records.declared import DECLARED, json_schemas_text, records_page
+from results.records.declared import DECLARED
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
@@ -33,30 +31,6 @@ class Grown(TurnRecord):
 
     preempted_s: float | None = None
     """How long the engine had it preempted."""
-
-
-@pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
-def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
-    lacking = [one.name for one in fields_of(record) if not one.sentence]
-    assert lacking == []
-
-
-@pytest.mark.parametrize(
-    ("name", "make", "option"),
-    [("records.md", records_page, ""), ("records.schema.json", json_schemas_text, "--json-schema ")],
-)
-def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
-    name: str, make: Callable[[], str], option: str
-) -> None:
-    committed = Path(__file__).parents[3] / "docs" / name
-    assert committed.read_text(encoding="utf-8") == make(), f"python -m results.records.declared {option}> docs/{name}"
-
-
-def test_every_row_of_the_page_has_the_columns_of_its_table() -> None:
-    """A field's type has pipes of its own, as `Mapping[str, float | None]`."""
-    rows = [line for line in records_page().splitlines() if line.startswith("| `")]
-    wrong = [row for row in rows if len(re.split(r"(?<!\\)\|", row)) - 2 not in (2, 4)]
-    assert wrong == []
 
 
 @pytest.mark.parametrize("record", [DecisionRecord, TurnRecord, EngineSample])

@@ -67,7 +67,7 @@ def test_what_a_check_found_is_shown_with_its_numbers_and_summed_up_on_the_first
     for text in ("9 of 9 decisions are equal", "maybe 3 points off", "live-run", "Two turn round."):
         assert text in section, text
     assert "Gates of the engine model: parity holds; APC is undecided." in list_setting(root)
-    stored = build_verdicts(analysis)["engine_gates"]
+    stored = msgspec.to_builtins(build_verdicts(analysis))["engine_gates"]
     assert [gate["outcome"] for gate in stored["judgements"]] == ["holds", "undecided"]
     assert stored["judgements"][1]["measured"]["high"] == 0.05
 

@@ -10,7 +10,7 @@ import msgspec
 from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
-from results.routing.launch_noise import LaunchNoise
+from results.routing.launch_noise import TrialNoise
 from results.statistics.pairwise import detectable_pair
 from runners.campaign.experiment import RunOptions
 from runners.experiments.routing.grid import EXPERIMENT
@@ -27,7 +27,7 @@ def finish_run(root: Path, name: str, sigma: float, **more: object) -> None:
     folder = root / name
     with RunStore.create(folder, name, PLAN, "test") as store:
         store.append(RunChanged(RunState.RUNNING), RunChanged(RunState.DONE))
-    noise = msgspec.to_builtins(LaunchNoise("ttft_p90_s", sigma, 44, 5))
+    noise = msgspec.to_builtins(TrialNoise("ttft_p90_s", sigma, 44, 5))
     RunLayout(folder).verdicts_json.write_bytes(msgspec.json.encode({"format": 3, "launch_noise": noise, **more}))
 
 

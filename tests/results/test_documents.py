@@ -1,32 +1,33 @@
-"""The JSON Schemas hold for what runs wrote and for what is written now, and refuse what a reader refuses."""
+"""The JSON Schemas hold for what runs wrote and for what is written now, and refuse what a reader refuses; what an
+analysis writes is declared."""
 
 from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import msgspec
 import pytest
 
+from results.capacity.documents import CapacityManifestRow
+from results.capacity.search import Search, Size
+from results.capacity.write import build_aggregate, build_verdicts
+from results.documents import json_schemas_text, list_declared, records_page
 from results.records.decisions import DecisionRecord, Gate
 from results.records.declaration import fields_of
-from results.records.declared import DECLARED, json_schemas
 from results.records.instance_events import InstanceEvent
+from results.registry import all_results
 from state.events import KINDS
 from tests.goldens.fixture import ARCHIVE, HERE, STATE, unpack
+from tests.results.capacity.test_report import HOLDS, MISSES, analysis, policy
+from tests.results.declared_schemas import RECORDS, check_files, find_faults, find_faults_of_header
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, write_cell
 
-Schema = Mapping[str, Any]
-DOCUMENT = json_schemas()
-RECORDS: Mapping[str, Schema] = DOCUMENT["$defs"]
-FILES: Mapping[re.Pattern[str], Schema] = {
-    re.compile(re.sub(r"<\w+>", "[^/]+", re.escape(name))): schema for name, schema in DOCUMENT["files"].items()
-}
 LAUNCHED = {"RunPlan", "PreflightRecord", "LaunchConfig", "LaunchRecord"}
 LOADED = LAUNCHED | {"CellRecord", "RequestRecord", "StepRecord", "MetricsRecord", "ReferenceRates"}
 REPLAYED = {
@@ -41,67 +42,7 @@ HELD: Mapping[str, set[str]] = {
     | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"},
 }
 """By golden run: records that its JSON files hold."""
-
-ANNOTATIONS = {"$comment", "title", "description", "default"}
-CHECKED = {"$ref", "anyOf", "enum", "type", "required", "properties", "additionalProperties", "items"}
-"""The keywords that the declarations give rise to."""
-TYPES: Mapping[str, tuple[type, ...]] = {
-    "null": (NoneType,),
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-    "array": (list,),
-    "object": (dict,),
-}
-
-
-def find_faults(value: object, schema: Schema, path: str = "$") -> Iterator[str]:
-    """Where a JSON value does not satisfy the schema. AssertionError for a keyword that is not checked here."""
-    unknown = schema.keys() - ANNOTATIONS - CHECKED
-    assert not unknown, f"{path}: {unknown}"
-    if "$ref" in schema:
-        yield from find_faults(value, RECORDS[schema["$ref"].removeprefix("#/$defs/")], path)
-    options = schema.get("anyOf", ())
-    if options and all(any(find_faults(value, option, path)) for option in options):
-        yield f"{path} is none of its options"
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{path} is {value!r}"
-    if "type" in schema and not is_of_type(value, schema["type"]):
-        yield f"{path} is no {schema['type']}"
-    elif isinstance(value, dict):
-        yield from find_faults_of_object(value, schema, path)
-    elif isinstance(value, list) and "items" in schema:
-        for position, item in enumerate(value):
-            yield from find_faults(item, schema["items"], f"{path}[{position}]")
-
-
-def find_faults_of_object(value: Mapping[str, object], schema: Schema, path: str) -> Iterator[str]:
-    for name in schema.get("required", ()):
-        if name not in value:
-            yield f"{path} has no {name}"
-    properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
-    for name, item in value.items():
-        yield from find_faults(item, properties.get(name, others), f"{path}.{name}")
-
-
-def is_of_type(value: object, kind: str) -> bool:
-    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
-
-
-def check_files(run: Path) -> set[str]:
-    """Hold every JSON file of a run that has a schema against it; returns the names of their records."""
-    held: set[str] = set()
-    for path in sorted(run.rglob("*.json*")):
-        name = str(path.relative_to(run))
-        schema = next((schema for pattern, schema in FILES.items() if pattern.fullmatch(name)), None)
-        if schema is None:
-            continue
-        raw = path.read_bytes()
-        lines = raw.splitlines() if path.suffix == ".jsonl" else [raw]
-        assert [fault for line in lines for fault in find_faults(msgspec.json.decode(line), schema)] == [], name
-        held |= set(re.findall(r"#/\$defs/(\w+)", str(schema)))
-    return held
+DECLARED = list_declared()
 
 
 def read_back(record: object) -> Any:  # noqa: ANN401  # a JSON value
@@ -141,6 +82,60 @@ def test_a_schema_states_what_its_declaration_states(record: type) -> None:
     nullable = {name for name, each in properties.items() if not any(find_faults(None, each))}
     assert nullable == {one.name for one in fields if one.nullable}
     assert all(properties[one.name]["description"].startswith(one.sentence) for one in fields)
+
+
+@pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
+def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
+    lacking = [one.name for one in fields_of(record) if not one.sentence]
+    assert lacking == []
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "option"),
+    [("records.md", records_page, ""), ("records.schema.json", json_schemas_text, "--json-schema ")],
+)
+def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
+    name: str, make: Callable[[], str], option: str
+) -> None:
+    committed = Path(__file__).parents[2] / "docs" / name
+    assert committed.read_text(encoding="utf-8") == make(), f"python -m results.documents {option}> docs/{name}"
+
+
+def test_every_row_of_the_page_has_the_columns_of_its_table() -> None:
+    """A field's type has pipes of its own, as `Mapping[str, float | None]`."""
+    rows = [line for line in records_page().splitlines() if line.startswith("| `")]
+    wrong = [row for row in rows if len(re.split(r"(?<!\\)\|", row)) - 2 not in (2, 4)]
+    assert wrong == []
+
+
+def test_every_record_has_a_name_of_its_own_and_declares_what_it_holds() -> None:
+    names = Counter(one.record.__name__ for one in DECLARED)
+    assert [name for name, count in names.items() if count > 1] == []
+    inside = {name for name, schema in RECORDS.items() if "properties" in schema}
+    assert inside == set(names)
+
+
+def test_every_experiment_declares_its_documents() -> None:
+    for results in all_results():
+        files = {where for one in results.declared() for where in one.where}
+        assert {"aggregate.json", "aggregate.csv", "verdicts.json"} <= files, results.name
+
+
+def test_the_documents_of_a_search_satisfy_their_schemas() -> None:
+    """No golden run is a search."""
+    whole = analysis(policy(Search(1, 8), {Size(1): MISSES, Size(3, 1): HOLDS}))
+    for name, document in (("CapacityAggregate", build_aggregate(whole)), ("CapacityVerdicts", build_verdicts(whole))):
+        assert list(find_faults(read_back(document), RECORDS[name])) == []
+
+
+def test_a_table_that_is_not_as_declared_is_seen() -> None:
+    columns = [one.name for one in fields_of(CapacityManifestRow)]
+    assert list(find_faults_of_header(columns, CapacityManifestRow)) == []
+    assert list(find_faults_of_header([*columns[1:], "more"], CapacityManifestRow)) == [
+        "more is not declared",
+        "there is no column label",
+    ]
+    assert list(find_faults_of_header([*columns[1:], "label"], CapacityManifestRow)) != [], "their order"
 
 
 def test_a_field_has_its_unit_and_its_default() -> None:
