@@ -60,15 +60,13 @@ class Row:
     """The instance it counts for: the committed owner, else the one that its request was sent to."""
     coming: bool = False
     """`home` is not committed yet."""
-    left: str = ""
-    """The instance that a rebalance or a migration moved it from."""
-    stale: int = 0
-    """Requests that were open at `left` at that moment: their commits must not undo the move."""
     migrated_s: float | None = None
     moving_to: str = ""
     """Target of a migrating request until that has been served or has ended; empty = none."""
     open: dict[str, int] = field(default_factory=dict)
     """Open binding requests, by instance."""
+    stale: dict[str, int] = field(default_factory=dict)
+    """Those that were open elsewhere when a rebalance or a migration moved it: their commits must not undo the move."""
     rejects: dict[str, int] = field(default_factory=dict)
     turns: int = 0
     used_s: float = 0.0
@@ -168,8 +166,10 @@ class Bindings:
             del row.open[instance]
         if migrates and row.moving_to == instance:
             row.moving_to = ""
-        if row.stale and instance == row.left:
-            row.stale -= 1
+        if instance in row.stale:
+            row.stale[instance] -= 1
+            if not row.stale[instance]:
+                del row.stale[instance]
         self._settle_row(row)
 
     def commit_binding(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
@@ -184,9 +184,8 @@ class Bindings:
         row.rejects.pop(instance, None)
         if migrates:
             row.moving_to, row.migrated_s = "", now
-            if row.home != instance:
-                self._leave_home(row)
-        elif row.stale and instance == row.left:
+            self._mark_stale(row, instance)
+        elif instance in row.stale:
             return
         self._bind_row(row, instance)
 
@@ -262,7 +261,7 @@ class Bindings:
                 break
             session = bound[max(giving, key=self._active.__getitem__)].pop()
             row = self._sessions[session]
-            self._leave_home(row)
+            self._mark_stale(row, instance)
             self._bind_row(row, instance)
             moved.append(session)
         return tuple(moved)
@@ -300,9 +299,9 @@ class Bindings:
         row.used_s = now
         return row
 
-    def _leave_home(self, row: Row) -> None:
-        """Mark the requests still open at its home as stale: their commits must not move it back."""
-        row.left, row.stale = row.home, row.open.get(row.home, 0)
+    def _mark_stale(self, row: Row, target: str) -> None:
+        """Mark the requests open anywhere but at its new owner as stale: their commits must not move it back."""
+        row.stale = {instance: count for instance, count in row.open.items() if instance != target}
 
     def _bind_row(self, row: Row, instance: str) -> None:
         if row.instance == instance:

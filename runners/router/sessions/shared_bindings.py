@@ -295,8 +295,7 @@ class SharedBindings(Bindings):
         row.migrated_s = None if table_row.since_migration_s is None else now - table_row.since_migration_s
         if table_row.instance != row.instance:
             if table_row.instance:
-                if row.home != table_row.instance:
-                    self._leave_home(row)
+                self._mark_stale(row, table_row.instance)
                 self._bind_row(row, table_row.instance)
             else:
                 row.instance = ""

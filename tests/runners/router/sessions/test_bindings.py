@@ -83,6 +83,21 @@ def test_nor_does_its_first_request_that_was_still_on_its_way() -> None:
     assert bindings.owner_of("s") == "b"
 
 
+def test_what_was_open_at_any_instance_at_a_migration_does_not_take_its_session_away_from_the_target() -> None:
+    bindings = Bindings()
+    bindings.expect_binding("s", "b")  # the first request, still open there
+    bindings.expect_binding("s", "a")
+    bindings.commit_binding("s", "a", 1.0)  # another one, served elsewhere
+    bindings.expect_binding("s", "c", migrates=True)
+    bindings.commit_binding("s", "c", 2.0, migrates=True)
+    bindings.commit_binding("s", "b", 3.0)
+    assert bindings.owner_of("s") == "c"
+    bindings.drop_expected("s", "b")
+    bindings.expect_binding("s", "b")
+    bindings.commit_binding("s", "b", 4.0)
+    assert bindings.owner_of("s") == "b", "one sent after the migration may bind it elsewhere"
+
+
 def test_a_binding_that_moves_in_another_way_is_no_migration() -> None:
     bindings = Bindings()
     bindings.commit_binding("s", "a", 1.0)
