@@ -45,14 +45,14 @@ def records_page() -> str:
     for one in list_declared():
         rows = "".join(_make_row(field) for field in fields_of(one.record))
         parts.append(
-            f"\n## {one.record.__name__}\n\n{_say_where(one)}\n\n| field | type | unit | |\n|---|---|---|---|\n{rows}"
+            f"\n## {one.record.__name__}\n\n{_list_files(one)}\n\n| field | type | unit | |\n|---|---|---|---|\n{rows}"
         )
     rows = "".join(f"| `{one.where}` | {one.sentence} |\n" for one in OTHER_FILES)
     parts.append(f"\n## Other files\n\nLogs, pictures and copies of a run.\n\n| file | |\n|---|---|\n{rows}")
     return "".join(parts)
 
 
-def _say_where(one: Declared) -> str:
+def _list_files(one: Declared) -> str:
     experiment = f" of `{one.experiment}`" if one.experiment else ""
     return ", ".join(f"`{each}`" for each in one.where) + experiment
 

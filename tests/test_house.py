@@ -152,8 +152,8 @@ LENT: dict[str, set[str]] = {
 """By experiment of `runners`, the modules that it imports from another: docs/decisions/capacity-on-routing.md."""
 
 
-def test_experiments_do_not_import_one_another_but_capacity_what_simulates_a_cell_of_routing() -> None:
-    """It imports each of the modules that it may import: a permission that nothing needs is withdrawn."""
+def test_no_experiment_imports_another_except_the_modules_lent_to_capacity() -> None:
+    """Each lent module is imported too, so that no unused permission stays in `LENT`."""
     from runners.experiments.registry import FOLDERS
 
     for folder in FOLDERS:

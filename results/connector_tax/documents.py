@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from results.connector_tax.attribution import CallbackShares
 from results.connector_tax.capacity import CapacityCost, Relative
-from results.connector_tax.combined_taxes import Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification, Trend
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.summary import CellSummary, Shape
@@ -155,7 +155,7 @@ class TaxVerdicts:
     """Each tax as that of the framework and that of the connector."""
     additivity: tuple[Additivity, ...]
     """Whether stacked connectors cost the sum of both."""
-    amplification: tuple[Amplification, ...]
+    amplification: tuple[TaxAmplification, ...]
     """What queueing adds to each tax."""
     trends: tuple[Trend, ...]
     """The taxes along input and output length."""
@@ -210,5 +210,5 @@ DOCUMENTS: tuple[Declared, ...] = (
     *declare_inside(TaxDocument, LaunchNoise, AttributedTax, EngineChange, CapacityCost),
     *declare_inside(CapacityCost, Relative),
     Declared(TaxVerdicts, ("verdicts.json",)),
-    *declare_inside(TaxVerdicts, Decomposition, Additivity, Amplification, Trend, Drift),
+    *declare_inside(TaxVerdicts, Decomposition, Additivity, TaxAmplification, Trend, Drift),
 )

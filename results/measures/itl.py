@@ -10,7 +10,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Gaps:
+class TokenGaps:
     """The gaps between tokens in one span of time."""
 
     itl_s: float | None
@@ -19,7 +19,7 @@ class Gaps:
     gaps: int
 
 
-def measure_gaps(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> Gaps:
+def measure_gaps(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> TokenGaps:
     """The gaps that lie inside the span, or that overlap it; `stamps_ns`: of each stream's tokens, rising."""
     gaps_s: list[float] = []
     for stream in stamps_ns:
@@ -28,5 +28,5 @@ def measure_gaps(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, 
         taken = (end > t_from_ns) & (begin < t_to_ns) if overlapping else (begin >= t_from_ns) & (end <= t_to_ns)
         gaps_s += ((end - begin)[taken] / 1e9).tolist()
     if not gaps_s:
-        return Gaps(None, None, 0)
-    return Gaps(float(np.mean(gaps_s)), max(gaps_s), len(gaps_s))
+        return TokenGaps(None, None, 0)
+    return TokenGaps(float(np.mean(gaps_s)), max(gaps_s), len(gaps_s))

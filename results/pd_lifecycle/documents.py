@@ -14,7 +14,7 @@ from results.pd_lifecycle.first_repetitions import FirstRepetitions
 from results.pd_lifecycle.half_step import HalfStep
 from results.pd_lifecycle.overheads import BreakEven, GridOverhead, OverheadCell
 from results.pd_lifecycle.paired_requests import OrderEffect
-from results.pd_lifecycle.read import Discard, FailedCell, Link
+from results.pd_lifecycle.read import Discard, FailedCell, LinkBandwidth
 from results.pd_lifecycle.summary import ConfigSummary, SummaryRow
 from results.pd_lifecycle.volumes import Volume
 from results.records.declaration import Declared, declare_inside
@@ -39,7 +39,7 @@ class LifecycleAggregate(AggregateHead):
     """By C, N and O."""
     costs: Costs
     """What a transfer costs by its size."""
-    links: tuple[Link, ...]
+    links: tuple[LinkBandwidth, ...]
     """Bandwidths of the link, a stated one first; empty = unknown."""
     grid_overheads: tuple[GridOverhead, ...]
     """Over the whole grid: the handover over both combined engines, and those over each other."""
@@ -174,7 +174,7 @@ DOCUMENTS: tuple[Declared, ...] = (
     Declared(Settings, ("in LifecycleAggregate", "in LifecycleVerdicts")),
     *declare_inside(LifecycleAggregate, ConfigSummary, Costs),
     *declare_inside(Costs, CostModel, BandwidthPoint, Knee, Spread),
-    *declare_inside(LifecycleAggregate, Link, GridOverhead),
+    *declare_inside(LifecycleAggregate, LinkBandwidth, GridOverhead),
     *declare_inside(GridOverhead, LaunchSpread),
     *declare_inside(
         LifecycleAggregate,

@@ -251,11 +251,17 @@ def list_k(floor: LoadFloor) -> list[float]:
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
-    """The bonuses of the form and gate with the most K, in their order."""
+    """The bonuses of the form and gate with the most K, in their order; a grid with DEFAULT_K goes first."""
     bonuses = _list_bonuses(floor)
     shapes = product(FORMS, GATES)
     grids = [[one for one in bonuses if (_form_of(one), _gate_of(one)) == shape] for shape in shapes]
-    return sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
+    return sorted(max(grids, key=_rank_grid), key=_bonus_of)
+
+
+def _rank_grid(grid: Iterable[FloorVariant]) -> tuple[bool, int]:
+    """D6 asks for DEFAULT_K among several K."""
+    tried = {_bonus_of(one) for one in grid}
+    return len(tried) > 1 and DEFAULT_K in tried, len(tried)
 
 
 def judge_sessions(floor: LoadFloor) -> tuple[Outcome, str]:

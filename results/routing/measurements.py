@@ -59,8 +59,9 @@ RESAMPLED = "sessions resampled"
 _SEED = 20260101
 COMPLETE = "complete"
 """`stop_reason` of a replay that ended by itself."""
-LACKED_BY_THE_WORST = frozenset({"amplification"})
-"""Metrics that the trials which lost turns lack: those that have one are no sample of all, and give no interval."""
+UNKNOWN_WHERE_TURNS_WERE_LOST = frozenset({"amplification"})
+"""Metrics without a value in a trial that lost turns. The other trials are no sample of all, so they give no
+interval."""
 EARLY_REMEDY = "a higher `replay.max_duration_s` or a lower load (`replay.time_scale`) lets it end"
 CLIENT_REMEDY = "run again with a core left for the client, or at a lower load (`replay.time_scale`)"
 
@@ -146,7 +147,7 @@ class Measurements:
         if not measured.trials and not measured.reason:
             return unmeasured(f"{label} was not measured")
         lacking = len(trials) - len(measured.trials)
-        if metric.name in LACKED_BY_THE_WORST and measured.trials and lacking:
+        if metric.name in UNKNOWN_WHERE_TURNS_WERE_LOST and measured.trials and lacking:
             measured = replace(measured, no_interval=f"{lacking} of {len(trials)} trials have none: {measured.reason}")
         return self.withhold(measured, label)
 

@@ -123,9 +123,7 @@ def build_pairs(analysis: RoutingAnalysis) -> RoutingPairs:
 def build_verdicts(analysis: RoutingAnalysis) -> RoutingVerdicts:
     return RoutingVerdicts(
         format=VERDICTS_FORMAT,
-        standings=tuple(
-            JudgedStanding(**pick_fields(row, Standing), alone=row.alone) for row in analysis.standings
-        ),
+        standings=tuple(JudgedStanding(**pick_fields(row, Standing), alone=row.alone) for row in analysis.standings),
         claims=analysis.claims,
         launch_noise=measure_noise(analysis),
         conditional_claims=tuple(map(_vary_claim, analysis.conditional)) or UNSET,

@@ -266,7 +266,7 @@ class Exchange:
 
 
 class PendingPrefill:
-    """Prompt tokens of the requests sent whose first token has not come back; every client counts them by this."""
+    """Prompt tokens of the requests in flight that have no first token yet; every client counts with this class."""
 
     __slots__ = ("tokens",)
 
@@ -277,11 +277,11 @@ class PendingPrefill:
         self.tokens += input_tokens
 
     def remove_started(self, input_tokens: int) -> None:
-        """Its first token has come."""
+        """Subtract a request at its first token."""
         self.tokens -= input_tokens
 
     def remove_ended(self, exchange: Exchange, input_tokens: int) -> None:
-        """It has ended, maybe with no token."""
+        """Subtract a request that ended without a first token; any other is already subtracted."""
         if not exchange.t_first_ns:
             self.tokens -= input_tokens
 

@@ -82,8 +82,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 
 
 def _describe_grid(grid: Grid) -> dict[str, Any]:
-    """The grid in the plan: without what is not set of `confirm`, `shape_rates` and the fixed rates, as older versions
-    wrote it."""
+    """The grid in the plan: without `confirm`, `shape_rates` and the fixed rates where they are not set, as older
+    versions wrote it."""
     described: dict[str, Any] = msgspec.to_builtins(grid)
     if not grid.fixed_rates:
         del described["ref_safe_per_s"], described["ref_load_per_s"]

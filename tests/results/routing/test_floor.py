@@ -698,6 +698,17 @@ def test_no_smaller_k_says_that_the_asked_one_fails() -> None:
     assert said.reason.startswith("K = 200 was not run; K = none of 50, 100 do")
 
 
+def test_a_grid_with_the_asked_k_goes_before_a_longer_one_without_it() -> None:
+    longer = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(COLD, SAME)) for k in (50, 100, 400)]
+    asked = [
+        variant(f"max {k}", parameters={"load_floor_bonus": k, "floor_form": "max"}, **shares(EVEN, SAME))
+        for k in (100, 200)
+    ]
+    said = answered(run_of(variant("plain", **shares(COLD, None)), *longer, *asked))["D6"]
+    assert said.outcome == Outcome.HOLDS
+    assert said.reason.startswith("K = 100, 200 of 100, 200 do")
+
+
 def test_a_bonus_with_the_specifications_gate_is_another_shape() -> None:
     """A grid of K has one gate, and so have the two forms that are compared."""
     leaks = {**BONUS, "floor_gate": "per_worker"}

@@ -35,8 +35,8 @@ class ScriptedAhead(Scripted):
     ) -> None:
         super().__init__(folder)
         context = cast(RunContext, SimpleNamespace(store=store))
-        self.ahead = self._ahead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
-        cast(Any, self._ahead).simulations = SimpleNamespace(count_room=lambda: room)
+        self.ahead: CellsAhead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
+        cast(Any, self.ahead).simulations = SimpleNamespace(count_room=lambda: room)
         self._ends = ends or {}
         self.held: dict[str, asyncio.Event] = {}
         self.seconds: Mapping[str, float] = {}
@@ -45,10 +45,10 @@ class ScriptedAhead(Scripted):
         self.cut: list[str] = []
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
-        return await self._ahead.run_cell(cell, attempt)
+        return await self.ahead.run_cell(cell, attempt)
 
     async def release(self, reason: str) -> None:
-        await self._ahead.stop()
+        await self.ahead.stop()
         await super().release(reason)
 
     async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:

@@ -26,7 +26,7 @@ KILL_WITHIN_S = 240.0
 @pytest.mark.parametrize(
     ("where", "known"), [("local", True), ("ray", True), ("ray://head:10001", True), ("k8s", False)]
 )
-def test_a_place_is_checked_before_anything_runs(where: str, known: bool) -> None:
+def test_a_backend_is_checked_before_anything_runs(where: str, known: bool) -> None:
     assert is_backend(where) is known
     if not known:
         with pytest.raises(RunnerError, match=r"simulation\.on"):

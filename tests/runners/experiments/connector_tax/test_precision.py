@@ -80,14 +80,14 @@ def test_a_plan_that_compares_launches_says_what_they_tell(
 
 
 @pytest.mark.parametrize(
-    ("preset", "trials", "said"), [("smoke", None, "one launch per config"), ("full", 2, "2 launches per config")]
+    ("preset", "trials", "reason"), [("smoke", None, "one launch per config"), ("full", 2, "2 launches per config")]
 )
 def test_a_plan_of_too_few_launches_says_before_it_runs_that_it_gives_no_verdict(
-    tmp_path: Path, preset: str, trials: int | None, said: str
+    tmp_path: Path, preset: str, trials: int | None, reason: str
 ) -> None:
     plan = prepare(RunOptions(EXPERIMENT, preset=preset, trials=trials)).plan
     first, *others = describe_precision(plan, Workspace(tmp_path))
-    assert first.startswith(f"This run gives no verdict: {said}")
+    assert first.startswith(f"This run gives no verdict: {reason}")
     assert first.endswith("`--trials 3` gives a verdict.")
     assert len(others) == (2 if preset == "full" else 0), "what more launches would detect"
     alone = prepare(RunOptions(EXPERIMENT, preset="smoke", configs=("plain",))).plan

@@ -174,7 +174,7 @@ class Life(RuleBasedStateMachine):
         homes = Counter(self.routers[0].version_of(session).instance for session in SESSIONS)
         for router in self.routers:
             assert [router._instances[name].active for name in NAMES] == [homes[name] for name in NAMES]
-            assert sum(place.assigned for place in router._instances.values()) >= sum(
+            assert sum(one.assigned for one in router._instances.values()) >= sum(
                 count for name, count in homes.items() if name
             )
         made = [commit for router in self.routers for commit in router.made]
