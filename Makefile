@@ -75,7 +75,7 @@ test-long: engine ## what CI leaves out: a batch of faults on real runs (from it
 
 FUZZ_S ?= 600
 FUZZ := tests/fuzz
-fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each (30 parsers, 5 hours); FUZZ="FILE FILE::TEST" chooses some
+fuzz: $(STAMP) ## draw cases for every parser, FUZZ_S seconds each (31 parsers, 5 hours); FUZZ="FILE FILE::TEST" chooses some
 	@parsers=$$($(BIN)/pytest -q --collect-only -m property $(FUZZ) | sed -n 's/^\(.*::[A-Za-z0-9_]*\).*/\1/p' | sort -u); \
 	[ -n "$$parsers" ] || { echo "no parser is tested in $(FUZZ)" >&2; exit 1; }; \
 	for parser in $$parsers; do \

@@ -9,8 +9,9 @@
   POST   /admin/instances/NAME/resume      end its drain
   DELETE /admin/instances/NAME[?now=1]     remove it; `now` does not wait for its requests
 
-The operator's pages answer programs on this machine only: no browser, which a web page could control, and no proxy,
-which makes every client look local. With TRACON_ADMIN_TOKEN in the router's environment they also require that token.
+The operator's pages answer programs on this machine only: no browser, which a web page could control, and no proxy that
+its headers show. A proxy that sends none makes every client look local: with TRACON_ADMIN_TOKEN in the router's
+environment the pages also require that token.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""What the pages of the worked examples that were measured twice say of `tracon compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from results.registry import compare_runs
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "docs/examples"
+TWICE = sorted(path.parent.parent for path in EXAMPLES.glob("*/again/comparable.json"))
+
+
+def read_words(page: Path) -> str:
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("example", TWICE, ids=lambda example: example.name)
+def test_the_page_quotes_the_sentence_that_compare_prints(example: Path) -> None:
+    comparison = compare_runs(example, example / "again")
+    assert comparison.answer in read_words(example / "README.md")
+    assert comparison.opposite == (), "the page says that no verdict is opposite"
+
+
+def test_ear_measured_twice_is_as_its_pages_say() -> None:
+    example = EXAMPLES / "ear-cpu-tiny"
+    comparison = compare_runs(example, example / "again")
+    assert comparison.answer in read_words(ROOT / "docs/analysis.md")
+    assert len(comparison.disjoint) == 4, "four are disjoint"
+    assert comparison.disjoint_by_chance == pytest.approx(2.2, abs=0.05)
+
+
+def test_connector_tax_measured_twice_compares_latencies_and_taxes_at_equal_rates() -> None:
+    example = EXAMPLES / "connector-tax-cpu-tiny"
+    comparison = compare_runs(example, example / "again")
+    assert comparison.disjoint == ()
+    judged = [change for change in comparison.changes if change.p is not None]
+    taxes = [change for change in judged if "tax" in change.key]
+    assert (len(judged) - len(taxes), len(taxes)) == (82, 42)
+    assert all("2048x" in change.key["shape"] for change in taxes)
