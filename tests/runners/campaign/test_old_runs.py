@@ -45,6 +45,8 @@ CHANGED: Mapping[str, str] = {
     "20261124-142743-pd-lifecycle-cpu-tiny": "grid.plain: (absent) -> plain",
 }
 """The interrupted runs, and a change since then that a refusal names."""
+RENAMED: Mapping[str, str] = {"ttft": "router_ttft"}
+"""Metrics by the names that older versions wrote, and those of today."""
 ROUTED_CELL = "20261124_EAR/trial_0"
 
 
@@ -90,7 +92,7 @@ def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
     """Every number of every cell, or of every configuration of `pd-lifecycle`."""
     for number, row in enumerate(aggregate["configs"] if "configs" in aggregate else aggregate["cells"]):
         for metric, value in row["values"].items():
-            yield f"{number} {metric}", value["value"]
+            yield f"{number} {RENAMED.get(metric, metric)}", value["value"]
 
 
 def test_its_numbers_are_those_that_its_own_version_computed(finished: Path) -> None:
