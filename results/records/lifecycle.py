@@ -8,7 +8,7 @@ name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -400,28 +400,33 @@ def upgrade_from_2(row: dict[str, Any]) -> dict[str, Any]:
 
 def upgrade_from_3(row: dict[str, Any]) -> dict[str, Any]:
     """A record of version 3 with the name of version 4 for the TTFT from the router's receipt."""
-    renamed = {
-        name: {"router_ttft" if key == "ttft" else key: value for key, value in row[name].items()}
-        for name in ("more_ms", "error_ms", "gaps")
-        if name in row
-    }
-    return row | renamed | {"version": 4}
+    return row | _rename_keys(row, ("more_ms", "error_ms", "gaps"), _NEW_METRICS) | {"version": 4}
 
 
-AGGREGATE_FORMAT = 3
+AGGREGATE_FORMAT = 4
 """Of `aggregate.json` of a run. 3: the sign of an overhead is `sign`, in format 2 it was `told`; the launches, both
-combined engines and the first repetitions."""
+combined engines and the first repetitions. 4: the TTFT from the router's receipt is `router_ttft`, before it was
+`ttft`."""
 
 
 def upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
-    """An `aggregate.json` of format 2 with the names of format 3; what it did not hold stays out."""
-    if document.get("format") != 2:
-        return document
-    cells = [{_NEW_FIELDS.get(name, name): value for name, value in cell.items()} for cell in document["overheads"]]
-    return document | {"format": AGGREGATE_FORMAT, "overheads": cells, "launches": 1}
+    """An `aggregate.json` of format 2 or 3 with the names of format 4; what it did not hold stays out."""
+    if document.get("format") == 2:
+        cells = [{_NEW_FIELDS.get(name, name): value for name, value in cell.items()} for cell in document["overheads"]]
+        document = document | {"format": 3, "overheads": cells, "launches": 1}
+    if document.get("format") == 3:
+        configs = [one | _rename_keys(one, ("values", "medians"), _NEW_METRICS) for one in document["configs"]]
+        document = document | {"format": AGGREGATE_FORMAT, "configs": configs}
+    return document
+
+
+def _rename_keys(row: Mapping[str, Any], among: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
+    """Those of the mappings `among` that the row has, with new names of their keys."""
+    return {part: {names.get(key, key): value for key, value in row[part].items()} for part in among if part in row}
 
 
 _NEW_FIELDS = {"told": "sign"}
+_NEW_METRICS = {"ttft": "router_ttft"}
 NO_PLAIN = "no combined engine without a connector was measured"
 PLAIN_OVERHEAD = "pdsep_overhead_vs_plain"
 """In `more_ms`: TTFT of the handover request less that of the same one on `plain`."""

@@ -186,6 +186,8 @@ class Comparison:
 
     @property
     def answer(self) -> str:
+        if not self.family:
+            return "No number has an interval over launches on both sides."
         count, verb = len(self.standing), "stands" if len(self.standing) == 1 else "stand"
         differences = format_count(self.family, "difference", "differences")
         return f"Over {differences} {count} {verb} after Holm's correction."

@@ -60,7 +60,7 @@ def _describe_counts(comparison: Comparison) -> str:
 def _describe_family(comparison: Comparison) -> str:
     """How many pairs of intervals are disjoint, beside how many chance makes so, and how many differences stand."""
     if not comparison.family:
-        return "No number has an interval over launches on both sides."
+        return comparison.answer
     return (
         f"Disjoint intervals: {len(comparison.disjoint)} of {comparison.family} pairs; chance alone makes "
         f"{comparison.disjoint_by_chance:.1f} disjoint between equal runs. {comparison.answer}"

@@ -101,10 +101,18 @@ def test_a_record_of_version_3_is_read_with_the_side_of_its_ttft_in_the_name(tmp
     assert read_lifecycle(path) == now
 
 
-def test_an_aggregate_of_format_2_gets_the_plain_name_of_the_sign() -> None:
-    old = {"format": 2, "overheads": [{"prior_context": 0, "told": -1}], "gaps": []}
+def test_an_older_aggregate_gets_the_plain_name_of_the_sign_and_the_side_of_its_ttft() -> None:
+    config = {"prior_context": 0, "values": {"ttft": {"value": 5.0}, "e2e": {"value": 9.0}}, "medians": {"ttft": 4.0}}
+    now = {
+        "prior_context": 0,
+        "values": {"router_ttft": {"value": 5.0}, "e2e": {"value": 9.0}},
+        "medians": {"router_ttft": 4.0},
+    }
+    old = {"format": 2, "overheads": [{"prior_context": 0, "told": -1}], "configs": [config], "gaps": []}
+    signed = {"overheads": [{"prior_context": 0, "sign": -1}], "gaps": [], "launches": 1}
     new = upgrade_aggregate(old)
-    assert new == {"format": 3, "overheads": [{"prior_context": 0, "sign": -1}], "gaps": [], "launches": 1}
+    assert new == {"format": 4, "configs": [now], **signed}
+    assert upgrade_aggregate({"format": 3, "configs": [config], **signed}) == new
     assert upgrade_aggregate(new) == new
 
 
