@@ -32,8 +32,10 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.load.pacer", "runners.load.process_settings", "runners.router.driver", "runners.target",
     ),
     "settings, ticks and outcomes of a whole process": (
-        "runners.load.replay_spec", "runners.load.spec", "runners.router.spec", "runners.router.tick",
+        "results.records.load_specs", "results.records.router_spec", "results.records.spec_rules",
+        "runners.load.messages", "runners.load.replay_messages", "runners.router.messages", "runners.router.tick",
     ),
+    "declares what a line of the trace holds": ("results.records.trace_lines",),
     "decodes a line of JSON": ("runners.trace.formats.decode",),
     "compares policies over the trials of a run, not turns": (
         "results.statistics.blocks", "results.statistics.pairwise",

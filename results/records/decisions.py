@@ -98,7 +98,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     picks: int
     """Picks made so far: what round robin counts by."""
     fallbacks: int = 0
-    """Picks so far that the policy said advance its tie-break counter."""
+    """Picks so far that advanced the policy's tie-break counter."""
 
 
 class Gate(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 
 
 class Recorder:

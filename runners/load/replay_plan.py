@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from results.records.load_specs import ReplaySpec
+from results.records.trace_lines import Turn
 from results.traces.prefix_keys import Keys, known_depth, prefix_keys
-from runners.trace.session import Session, Trace, Turn
+from runners.trace.session import Session, Trace
 
-THINKING = ("recorded", "gaps", "none")
 FROM_END = -1
 """`PlannedTurn.anchor` of a pause that counts from the end of what the turn waits for."""
 
@@ -37,14 +38,18 @@ class Pace:
     after the turns waited for."""
 
 
+def read_pace(spec: ReplaySpec) -> Pace:
+    return Pace(spec.time_scale, spec.idle_gap_cap_s, spec.think)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
     """One turn of a replay."""
 
     index: int
-    """Place among all turns of the replay."""
+    """Among all turns of the replay."""
     session: int
-    """Place among the sessions."""
+    """Index among the sessions."""
     recorded: Turn
     """What the trace says of it: its agent, lengths and hashes."""
     waits: int
@@ -99,7 +104,7 @@ class _Moment:
     """Its send, after the session's start, as the trace span counts it."""
     pause_s: float
     anchor: int
-    """Place in the session, or FROM_END."""
+    """Index in the session, or FROM_END."""
 
 
 def request_prefix(seed: int) -> str:

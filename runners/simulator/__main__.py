@@ -14,7 +14,7 @@ from pathlib import Path
 from runners.child_process import STDIN, ChildFailure, ParentPipe, read_spec
 from runners.errors import ExitCode, RunnerError
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationLine, SimulationSpec, SimulationTick
+from runners.simulator.spec import SPEC_VERSION, SimulationError, SimulationLine, SimulationSpec, SimulationTick
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
         parent.write_line(SimulationLine(tick=tick))
 
     try:
-        spec = read_spec(Path(arguments[0]), SimulationSpec, "simulation spec", SimulationError)
+        spec = read_spec(Path(arguments[0]), SimulationSpec, "simulation spec", SimulationError, SPEC_VERSION)
         outcome = simulate(spec, send_tick, float(arguments[1]))
     except RunnerError as error:
         parent.write_line(SimulationLine(failure=ChildFailure.of(error)))

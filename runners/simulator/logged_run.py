@@ -22,7 +22,6 @@ from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.replay_plan import request_prefix
 from runners.router.policies import make_policy
 from runners.router.prefix_index import block_keys
-from runners.router.spec import TransferRules
 from runners.simulator.parity import KeysOf, LoggedRouter, Parity, compare_log
 from runners.trace.formats import read_trace
 from runners.trace.session import Trace

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import TransferRules
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request, Reservation
@@ -26,7 +27,6 @@ from runners.router.ledger import Ledger, Pick
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import TransferRules
 from runners.simulator.clock import START_NS, SimulatedClock
 from runners.simulator.fleet import DecisionFile
 from runners.simulator.logged_instances import LoggedInstances

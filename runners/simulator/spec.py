@@ -9,14 +9,19 @@ from collections.abc import Mapping
 
 import msgspec
 
+from results.records.load_specs import ReplaySpec
+from results.records.router_spec import RouterSpec
 from results.records.samples import PromptCounters
 from results.records.turns import EngineSample
 from runners.child_process import ChildLine
 from runners.errors import RunnerError
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.router.spec import RouterOutcome, RouterSpec, RouterTick
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
+from runners.router.messages import RouterOutcome, RouterTick
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link
+
+
+SPEC_VERSION = 1
 
 
 class SimulationError(RunnerError):

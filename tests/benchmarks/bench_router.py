@@ -43,10 +43,11 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.ports import free_port
+from results.records.load_specs import LoadSpec
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.load.process import run_load
-from runners.load.spec import LoadSpec
+from runners.router.messages import RouterLine
 from runners.router.server.server import DESCRIPTORS_KEPT
-from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
 from tests.benchmarks.slow_streams import hold
 from tests.servers.truth_server import Truth, TruthServer
 

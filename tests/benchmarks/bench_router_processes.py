@@ -31,8 +31,8 @@ import httpx
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.router_spec import BindingRules, InstanceSpec, RouterSpec
 from runners.router.server.process import RouterProcess
-from runners.router.spec import BindingRules, InstanceSpec, RouterSpec
 from tests.servers.redis_server import RedisServer
 from tests.servers.truth_server import TruthServer
 

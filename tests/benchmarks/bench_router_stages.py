@@ -30,6 +30,7 @@ from statistics import median
 from time import monotonic, process_time_ns
 from typing import Any, cast
 
+from results.records.router_spec import HealthRules, Limits
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -45,7 +46,6 @@ from runners.router.server.proxy import Proxy
 from runners.router.server.serve import COLLECT_AFTER
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
 from runners.target import Target

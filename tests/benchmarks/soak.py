@@ -56,16 +56,19 @@ from results.records.events import (
     StageState,
 )
 from results.records.live import LiveLatency
+from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan, StagePlan
+from results.records.router_spec import InstanceSpec, RouterSpec
+from results.records.trace_lines import MAIN, Turn
 from runners.campaign.plan import freeze_plan
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.load.replay_messages import ReplayTick
 from runners.router.counts import PREFIX
+from runners.router.messages import RouterTick
 from runners.router.server.process import RouterProcess
 from runners.router.server.server import DESCRIPTORS_KEPT
-from runners.router.spec import InstanceSpec, RouterSpec, RouterTick
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.session import Session, TraceFacts
 from state import lease as leases
 from state.store import RunStore
 from tests.benchmarks.bench_router import streams

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
-from runners.router.spec import InstanceSpec, RouterSpec
 from tests.benchmarks.soak import (
     ALLOWED,
     HOURS,

@@ -20,9 +20,9 @@ from results.records.decisions import DecisionRecord
 from results.records.errors import DAMAGED_JSON
 from results.records.events import CellChanged, CellState
 from results.records.layout import AttemptLayout, LifecycleLayout, RunLayout, TrialLayout, is_complete, spec_beside
+from results.records.load_specs import ReplaySpec
 from results.records.turns import RoutingCell
 from runners.load.replay import read_plan
-from runners.load.replay_spec import ReplaySpec
 from state.store import RunStore
 from tests.chaos.turns import SentTurn, Span, Traffic, list_lost
 

@@ -22,7 +22,7 @@ RECORDS: Mapping[str, Schema] = DOCUMENT["$defs"]
 ANNOTATIONS = {"$comment", "title", "description", "default"}
 CHECKED = {
     "$ref", "anyOf", "enum", "type", "required", "properties", "additionalProperties", "items", "prefixItems",
-    "minItems", "maxItems",
+    "minItems", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 """The keywords that the declarations give rise to."""
 TYPES: Mapping[str, tuple[type, ...]] = {
@@ -60,8 +60,14 @@ def find_faults_of_object(value: Mapping[str, object], schema: Schema, path: str
         if name not in value:
             yield f"{path} has no {name}"
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+    elif isinstance(value, int | float):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            yield f"{path} is {value}"
     for name, item in value.items():
-        yield from find_faults(item, properties.get(name, others), f"{path}.{name}")
+        if name not in properties and others is False:
+            yield f"{path} has {name}"
+        else:
+            yield from find_faults(item, properties.get(name, others), f"{path}.{name}")
 
 
 def find_faults_of_array(value: Sequence[object], schema: Schema, path: str) -> Iterator[str]:

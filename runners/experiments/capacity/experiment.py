@@ -137,7 +137,7 @@ class Capacity:
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()
-        await self.ahead.simulations.run(spec, TrialLayout(folder).router_spec, show)
+        await self.ahead.simulations.run(spec, TrialLayout(folder).simulation_spec, show)
         turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
         assert turns is not None
         point = PointRecord(

@@ -21,6 +21,7 @@ from results.records.events import Noted
 from results.records.layout import AttemptLayout, LifecycleLayout
 from results.records.lifecycle_cells import Aged, WarmUp
 from results.records.plan import CellPlan
+from results.records.router_spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -34,7 +35,6 @@ from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completio
 from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, PLAIN
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
-from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from runners.samplers.engine_counters import CacheShape, parse_cache_shape
 
 ALLOCATED = "blocks_allocated"

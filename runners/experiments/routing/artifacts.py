@@ -27,6 +27,7 @@ from results.records.layout import (
     write_indented_json,
 )
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec
 from results.records.routing_cells import RoutingConfig, RoutingNumbers
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
@@ -40,8 +41,8 @@ from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.kv_movements import count_movements, movement_headline
-from runners.load.replay_spec import ReplayOutcome
-from runners.router.spec import InstanceSpec, RouterOutcome
+from runners.load.replay_messages import ReplayOutcome
+from runners.router.messages import RouterOutcome
 
 HEADLINE = (
     "ttft_p50_s",

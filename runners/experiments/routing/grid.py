@@ -13,13 +13,12 @@ from msgspec import UNSET, UnsetType
 
 from launch.profile import merge_tables
 from results.records.decisions import Role
+from results.records.load_specs import ON_ERROR, THINKING
 from results.records.plan import RENAMED_RULES
+from results.records.router_spec import TransferRules
 from runners.errors import RunnerError
 from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.settings import Tables, convert_grid, find_preset, parse_setting, refuse_problems, set_key
-from runners.load.replay_plan import THINKING
-from runners.load.replay_spec import ON_ERROR
-from runners.router.spec import TransferRules
 from runners.simulator.backends import LOCAL, is_backend
 
 EXPERIMENT = "routing"

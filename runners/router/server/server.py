@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import RouterSpec
 from results.records.visible import visible
 from runners.router.cluster import Cluster
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
+from runners.router.messages import RouterError, RouterOutcome, RouterReady, RouterTick
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.reporting import ignore_event
@@ -32,7 +34,6 @@ from runners.router.server.pages import Pages, read_admin_token
 from runners.router.server.paths import ROUTED, ROUTED_TARGETS
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
 from runners.router.tick import make_tick
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers

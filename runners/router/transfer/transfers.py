@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any, Literal
 
 from results.records.decisions import KvTransfer
+from results.records.router_spec import InstanceSpec, TransferRules
 from runners.router.driver import Driver
 from runners.router.instances.upstream import Pool
 from runners.router.reporting import Report, ignore_event
-from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed, read_beside_loop
 from runners.router.transfer.move_rules import Admission, MoveRules
-from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
+from runners.router.transfer.movement import NOT_SERVED, MoveRequest, Movement
 from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,

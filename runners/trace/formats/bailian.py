@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode_row
-from runners.trace.session import MAIN, Chain, Session, TraceFacts, Turn, hash_count_fault
+from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
+from runners.trace.formats.decode import Seconds, decode_row
+from runners.trace.session import Chain, Session, TraceFacts, hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from runners.cli import app
 from runners.cli.replay import progress_line
-from runners.load.replay_spec import ReplayTick
+from runners.load.replay_messages import ReplayTick
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
 from tests.runners.command import refusal_of

@@ -11,6 +11,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from results.records.errors import SpecError
+from results.records.router_spec import InstanceSpec, Limits, RouterSpec
 from runners.router import facts
 from runners.router.facts import HASHED_TOKENS, LONG_BYTES, PROMPTS_LIMIT, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
@@ -23,7 +25,6 @@ from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, KEY_BYTES, PARSE
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.server.server import STREAMS_LIMIT, Server
-from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
 from tests.runners.router.routers import BODY, SHORT, Router, instances, raw_post, router, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -508,7 +509,7 @@ async def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_instances_url_carries_no_credentials() -> None:
-    with pytest.raises(RouterError, match="contains a user or a password") as refused:
+    with pytest.raises(SpecError, match="contains a user or a password") as refused:
         RouterSpec((InstanceSpec("a", "http://me:secret@127.0.0.1:8000"),))
     assert "secret" not in f"{refused.value} {refused.value.remedy}"
 
