@@ -141,7 +141,7 @@ class Decision(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     """Every instance as the policy weighed it."""
     keys: tuple[str, ...] = ()
-    """What the places of the candidates' scores stand for, in their order."""
+    """What each of a candidate's scores stands for, in their order."""
     gates: tuple[Gate, ...] = ()
     """Conditions in the order tested."""
     tie_break: str = ""

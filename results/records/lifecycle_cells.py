@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from results.records.declaration import decode_versioned, rename_fields
 from results.records.gpu import GpuUse
 from results.records.lifecycle import LoadSpan
 from results.records.schemas import RequestRecord
 
-CELL_VERSION = 2
+CELL_VERSION = 3
 """Of `cell.json`."""
 
 
@@ -44,7 +45,7 @@ class Seeding:
     """C: tokens of the prefix."""
     emptied: str
     """How they were emptied before, and how that was verified."""
-    tries: int
+    attempts: int
     """How often the prefix was computed until every engine held all of it."""
     held: HeldTokens
     """What each engine held then."""
@@ -60,7 +61,7 @@ class Aged:
     """Per engine."""
     tokens: int = 0
     """Of their prompts."""
-    seconds: float = 0.0
+    duration_s: float = 0.0
     """How long it took."""
     reason: str = ""
     """Why there were none."""
@@ -130,8 +131,8 @@ class MeasuredCell:
     """How the requests for a combined engine were sent: `router`; empty = there were none."""
     counted_by: str = ""
     """Source of the tokens that the decode engine held: `probe` or `counters`."""
-    place: int = 0
-    """Position of its configuration in the grid, from 0."""
+    position: int = 0
+    """Of its configuration in the grid, from 0."""
     turn: int = 0
     """Position in time among the configurations of its trial, from 0."""
     trial: int = 0
@@ -173,6 +174,27 @@ class MeasuredCell:
         return min(known, default=None)
 
 
+def decode_cell(raw: bytes) -> MeasuredCell:
+    """A `cell.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    upgrades = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
+    return decode_versioned(raw, MeasuredCell, CELL_VERSION, upgrades, unstated=1)
+
+
+def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """What version 2 added has its default."""
+    return row | {"version": 2}
+
+
+def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """A cell of version 2 with the present names of its position, of attempts and of a duration."""
+    row = rename_fields(row, {"place": "position"}) | {"version": 3}
+    if "seedings" in row:
+        row["seedings"] = [rename_fields(one, {"tries": "attempts"}) for one in row["seedings"]]
+    if "aged" in row:
+        row["aged"] = rename_fields(row["aged"], {"seconds": "duration_s"})
+    return row
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellFailure:
     """Why the last attempt at a cell failed: `failed.json`, which replaces its other files."""
@@ -201,7 +223,7 @@ class LifecycleRequest(RequestRecord):
     """From 1."""
     first: bool
     """It is the first of its repetition."""
-    place: int | None = None
-    """Position in it, from 0; None = not recorded, as in older runs."""
+    position: int | None = None
+    """In its repetition, from 0; None = not recorded, as in older runs."""
     others: tuple[str, ...] = ()
     """Names of the others of its repetition; older runs have one in `pair`."""

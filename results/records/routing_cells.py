@@ -8,10 +8,12 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import decode_versioned
+from results.records.declaration import decode_versioned, rename_fields
 from results.records.estimate import Estimate
 from results.records.turns import TraceRecord
 
+CONFIG_VERSION = 2
+"""Of `config.json`."""
 NUMBERS_FORMAT = 2
 """Of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
 
@@ -45,8 +47,8 @@ class RoutingConfig:
     """KV cache of its instances; absent = as in `engine`."""
     variation: str | UnsetType = UNSET
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; absent = nothing."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     replay_seed: int
     """Of the replay's prompts."""
     trace_number: int | UnsetType = UNSET
@@ -74,6 +76,18 @@ class RoutingConfig:
     """By package."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
+    version: int = CONFIG_VERSION
+    """Of this record; one that states none is of version 1."""
+
+
+def decode_config(raw: bytes) -> RoutingConfig:
+    """A `config.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    return decode_versioned(raw, RoutingConfig, CONFIG_VERSION, {1: upgrade_config_from_1}, unstated=1)
+
+
+def upgrade_config_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """Settings of version 1 with the present name of the cell's position."""
+    return rename_fields(row, {"place": "position"}) | {"version": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from results.records.declaration import Upgrade, rename_fields
 from results.records.plan import RENAMED_RULES
 from results.records.schemas import SentRequest
 
-CELL_VERSION = 2
+CELL_VERSION = 3
 """Of `cell.json`."""
 
 
@@ -151,9 +152,9 @@ class RoutingCell:
     """Of the policy."""
     trial: int
     """From 0."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
-    seed: int
+    position: int
+    """In time among the run's cells, 0-based."""
+    replay_seed: int
     """Of the replay's prompts."""
     trace: Mapping[str, Any]
     """file, sha256, format, requests, sessions, input_tokens, output_tokens, span_s (after scaling), apc_bound_any,
@@ -203,5 +204,14 @@ def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """A cell of version 1 with the present names of its transfer rules."""
     router = dict(row["router"])
     if router.get("transfer"):
-        router["transfer"] = {RENAMED_RULES.get(name, name): value for name, value in router["transfer"].items()}
+        router["transfer"] = rename_fields(router["transfer"], RENAMED_RULES)
     return row | {"router": router, "version": 2}
+
+
+def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """A cell of version 2 with the present names of its position and its seed."""
+    return rename_fields(row, {"place": "position", "seed": "replay_seed"}) | {"version": 3}
+
+
+CELL_UPGRADES: Mapping[int, Upgrade] = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
+"""Of RoutingCell, for `decode_versioned`."""

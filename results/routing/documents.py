@@ -209,8 +209,8 @@ class RoutedCellRow:
     """Its name."""
     trial: int
     """From 0."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     duration_s: float
     """Of the replay."""
     degraded: bool

@@ -18,7 +18,7 @@ from results.records.frames import Gap, artifact_name, read_record, verified_byt
 from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
 from results.records.routing_cells import PickCounts, decode_breakdown
 from results.records.rows import decode_rows
-from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
+from results.records.turns import CELL_UPGRADES, CELL_VERSION, EngineSample, RoutingCell
 
 _Row = TypeVar("_Row")
 EXTERNAL = "external_kv_transfer"
@@ -87,7 +87,7 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
             record = replace(record, label=record.label.removesuffix(f" vary={variation}"))
             cells.append(_load_artifacts(layout, record))
             gaps.extend(cells[-1].gaps)
-    return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
+    return tuple(sorted(cells, key=lambda cell: (cell.record.position, cell.path))), tuple(gaps)
 
 
 def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
@@ -163,7 +163,7 @@ def number_or_none(value: object) -> float | None:
 def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
-    record = read_record(path, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
+    record = read_record(path, RoutingCell, CELL_VERSION, CELL_UPGRADES)
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 

@@ -43,8 +43,8 @@ class RoutedSummary:
     """Of the policy."""
     trial: int
     """From 0."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     attempt: int
     """From 1."""
     counts: Mapping[str, int | None]
@@ -112,7 +112,7 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
         policy=record.policy,
         parameters=record.parameters,
         trial=record.trial,
-        place=record.place,
+        position=record.position,
         attempt=record.attempt,
         counts=_count_turns(turns, picks, record),
         values={

@@ -172,7 +172,7 @@ def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
             label=cell.label,
             policy=cell.policy,
             trial=cell.trial,
-            place=cell.place,
+            position=cell.position,
             duration_s=cell.duration_s,
             degraded=bool(cell.degraded),
             counts=cell.counts,

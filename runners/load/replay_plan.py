@@ -118,11 +118,11 @@ def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -
     turns: list[PlannedTurn] = []
     begin_s = min((session.arrival_s for session in trace.sessions), default=0.0)
     last_s = 0.0
-    for place, session in enumerate(trace.sessions):
+    for position, session in enumerate(trace.sessions):
         moments = _find_moments(session, pace)
         start_s = (session.arrival_s - begin_s) * pace.time_scale
         first = len(turns)
-        turns += _plan_turn(session, place, first, moments, reusable, pace)
+        turns += _plan_turn(session, position, first, moments, reusable, pace)
         agents = len({turn.agent for turn in session.turns})
         sessions.append(PlannedSession(session.session, round(start_s * 1e9), first, len(turns), agents))
         last_s = max(last_s, start_s + max(moment.offset_s for moment in moments))
@@ -130,7 +130,7 @@ def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -
 
 
 def _plan_turn(
-    session: Session, place: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
+    session: Session, position: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
 ) -> list[PlannedTurn]:
     followers: list[list[int]] = [[] for _ in session.turns]
     for number, turn in enumerate(session.turns):
@@ -143,7 +143,7 @@ def _plan_turn(
         planned.append(
             PlannedTurn(
                 index=first + number,
-                session=place,
+                session=position,
                 recorded=turn,
                 waits=len(set(turn.after)),
                 followers=tuple(followers[number]),
@@ -162,7 +162,7 @@ def _find_moments(session: Session, pace: Pace) -> list[_Moment]:
     saved: list[float] = []
     moments = []
     for number, turn in enumerate(session.turns):
-        before = max(turn.after, key=lambda place: session.turns[place].arrival_s) if turn.after else number - 1
+        before = max(turn.after, key=lambda position: session.turns[position].arrival_s) if turn.after else number - 1
         recorded_s, anchor = _find_pause(session, turn, before, pace)
         scaled_s = recorded_s * pace.time_scale
         cap_s = pace.idle_gap_cap_s

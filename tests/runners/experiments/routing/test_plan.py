@@ -86,7 +86,7 @@ def test_every_policy_has_its_turn_once_before_the_next_trial_begins() -> None:
     assert [cell.trial for cell in cells] == sorted(cell.trial for cell in cells)
     for trial in range(of.trials):
         assert {cell.label for cell in cells if cell.trial == trial} == labels
-    assert [cell.params["place"] for cell in cells] == list(range(len(cells)))
+    assert [cell.params["position"] for cell in cells] == list(range(len(cells)))
     assert len({cell.cell for cell in plan_of(of).cells}) == len(plan_of(of).cells)
 
 
