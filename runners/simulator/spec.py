@@ -20,7 +20,6 @@ from runners.router.messages import RouterOutcome, RouterTick
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link
 
-
 SPEC_VERSION = 1
 
 

@@ -18,7 +18,7 @@ from results.records.decisions import KvTransfer
 from results.records.router_spec import InstanceSpec, TransferRules
 from runners.router.driver import Timer
 from runners.router.transfer.move_rules import Admission, MoveRules
-from runners.router.transfer.movement import NOT_SERVED, MoveRequest, Movement
+from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine
 from runners.simulator.engine_file import Link

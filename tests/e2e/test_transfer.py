@@ -27,7 +27,7 @@ from results.records.router_spec import TransferRules
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.server.server import EventLoop
-from runners.router.transfer.movement import MoveRequest, Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
 from tests.launch.listening import open_beyond_loopback

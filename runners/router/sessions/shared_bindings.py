@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from results.records.router_spec import BindingRules
 from runners.router.counts import Counts
-from runners.router.sessions.bindings import BindingVersion, Bindings, MigrationClaim, Row
+from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, TableInstance, TableRow, read_row, script_argument
 

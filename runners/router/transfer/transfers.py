@@ -24,7 +24,7 @@ from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed, read_beside_loop
 from runners.router.transfer.move_rules import Admission, MoveRules
-from runners.router.transfer.movement import NOT_SERVED, MoveRequest, Movement
+from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,

@@ -25,7 +25,7 @@ from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.router.transfer.move_rules import Admission, MoveRules
-from runners.router.transfer.movement import MoveRequest, Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from runners.simulator.clock import SimulatedClock
 
 TRANSFER_S = 0.25

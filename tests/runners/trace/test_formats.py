@@ -239,9 +239,7 @@ def traces(draw: st.DrawFn) -> Trace:
             after = tuple(sorted(draw(st.sets(st.integers(0, place - 1), max_size=2)))) if place else ()
             think_s = draw(st.none() | st.floats(0, 1e4))
             turns.append(
-                files.make_turn(
-                    agent, numbers[agent], now_s, think_s, tokens, draw(st.integers(0, 99)), hashes, after
-                )
+                files.make_turn(agent, numbers[agent], now_s, think_s, tokens, draw(st.integers(0, 99)), hashes, after)
             )
             numbers[agent] += 1
             now_s += draw(st.floats(0, 1e3))

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from results.records.router_spec import InstanceSpec, Limits
-from runners.router.server.server import BEATS_PER_LIMIT, BEAT_S, TIMER_S
+from runners.router.server.server import BEAT_S, BEATS_PER_LIMIT, TIMER_S
 from tests.runners.router.routers import (
     SHORT,
     SOON_S,
