@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -135,4 +136,5 @@ def test_the_progress_line_says_how_long_it_will_take() -> None:
 
 
 def _with_input(session: Session, tokens: int) -> Session:
-    return replace(session, turns=tuple(replace(turn, input_tokens=tokens) for turn in session.turns))
+    turns = (msgspec.structs.replace(turn, input_tokens=tokens) for turn in session.turns)
+    return replace(session, turns=tuple(turns))
