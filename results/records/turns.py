@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import Upgrade, rename_fields
+from results.records.declaration import Upgrade, decode_versioned, rename_fields
 from results.records.plan import RENAMED_RULES
 from results.records.schemas import SentRequest
 
@@ -215,3 +215,8 @@ def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
 
 CELL_UPGRADES: Mapping[int, Upgrade] = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
 """Of RoutingCell, for `decode_versioned`."""
+
+
+def decode_cell(raw: bytes) -> RoutingCell:
+    """A `cell.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    return decode_versioned(raw, RoutingCell, CELL_VERSION, CELL_UPGRADES)

@@ -29,6 +29,7 @@ from runners.experiments.registry import experiment_named
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.load.messages import read_load_spec
 from runners.load.replay_messages import read_replay_spec
+from runners.router.decision_log import read_logs
 from runners.router.messages import read_router_spec
 from state.model import RunView
 from state.store import RunStore
@@ -136,6 +137,7 @@ def test_it_compares_with_itself_as_its_own_version_analyzed_it(finished: Path, 
 
 def test_its_picks_are_explained_and_made_again(tmp_path: Path) -> None:
     run = unpack(OLD / f"{FINISHED[1]}.tar.xz", tmp_path)
+    assert [log.gaps for log in read_logs(run) if log.gaps] == []
     assert "reason `bound`" in call(run, "why", "RUN", "#5", "--cell", ROUTED_CELL)
     assert "bound" in call(run, "session", "RUN", "s0", "--cell", ROUTED_CELL)
     again = msgspec.json.decode(call(run, "whatif", "RUN", "--policy", "lmetric", "--cell", ROUTED_CELL, "--json"))
