@@ -205,7 +205,7 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
 def stop(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
-    now: Annotated[bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cut the running cell; `resume` measures it again.")] = False,
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
