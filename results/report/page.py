@@ -117,16 +117,17 @@ def fit_page(page: Page) -> Page:
 
     It states how many are left out.
     """
-    kept, asked = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
+    most_answers, most_questions = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
     while True:
-        answers, undecided = _keep_answers(page.answers, kept), _keep_questions(page.undecided, asked)
+        answers = _keep_answers(page.answers, most_answers)
+        undecided = _keep_questions(page.undecided, most_questions)
         fitted = replace(page, answers=answers, undecided=undecided, trouble=cut_text(page.trouble, MOST_NAMES))
-        if _has_room(fitted) or kept + asked <= 1:
+        if _has_room(fitted) or most_answers + most_questions <= 1:
             return fitted
-        if kept > asked:
-            kept -= 1
+        if most_answers > most_questions:
+            most_answers -= 1
         else:
-            asked -= 1
+            most_questions -= 1
 
 
 def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswer, ...]:

@@ -325,9 +325,9 @@ def count_back_pressure(floor: LoadFloor) -> int:
 
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
-    kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
-    keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
-    costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
+    overlap = decisive(one.differences.get("overlap_kept", Estimate(None)))
+    keeps = overlap.low is not None and overlap.high is not None and overlap.low >= -OVERLAP_WITHIN
+    costs = overlap.low is not None and overlap.high is not None and overlap.high < -OVERLAP_WITHIN
     if one.spread is False or costs:
         return False
     return True if one.spread and keeps else None

@@ -250,15 +250,15 @@ def fit_steps(work: BusySteps) -> tuple[StepTime, int, float]:
 
 def list_told_apart(rows: np.ndarray) -> list[int]:
     """The columns, from the left, that are no combination of those before them to within ALIKE of their length."""
-    kept: list[int] = []
+    columns: list[int] = []
     directions: list[np.ndarray] = []
     for column in range(rows.shape[1]):
         values = rows[:, column]
         rest = values - sum((direction * (direction @ values) for direction in directions), np.zeros_like(values))
         if np.linalg.norm(rest) > ALIKE * np.linalg.norm(values):
-            kept.append(column)
+            columns.append(column)
             directions.append(rest / np.linalg.norm(rest))
-    return kept
+    return columns
 
 
 def _fit_mean(rows: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:

@@ -149,9 +149,12 @@ class Rank:
         )
         if self.reason:
             return Judgement(name, claim, rule, Outcome.OPEN, self.reason)
-        kept = self.told_apart - len(self.flips)
+        agreeing = self.told_apart - len(self.flips)
         interval = f"{self.tau:.2f} [{self.tau_low:.2f}, {self.tau_high:.2f}]"
-        text = f"{kept} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
+        text = (
+            f"{agreeing} of {self.told_apart} pairs that real runs tell apart keep their sign; "
+            f"Kendall's tau {interval}"
+        )
         return Judgement(name, claim, rule, held(not self.flips), text)
 
 
