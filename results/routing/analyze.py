@@ -23,8 +23,9 @@ from results.routing.conditional_claims import ConditionalClaim, judge_variation
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
+from results.routing.floor_measurements import fix_of, measure_load_floor
 from results.routing.interference import Interference, read_interference, summarize_interference
-from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
+from results.routing.load_floor import NO_FIX, LoadFloor
 from results.routing.loads import Load, LoadJudgement, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
 from results.routing.measurements import Measurements, odd_cells

@@ -21,15 +21,8 @@ from results.routing.floor_facts import (
     floor_facts,
     transport_facts,
 )
-from results.routing.load_floor import (
-    NO_FIX,
-    TTFT_RATIO,
-    FloorVariant,
-    LoadFloor,
-    QuarantinePair,
-    fix_of,
-    measure_load_floor,
-)
+from results.routing.floor_measurements import fix_of, measure_load_floor
+from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, QuarantinePair
 from results.routing.transfers import Moved
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
