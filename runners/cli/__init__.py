@@ -17,7 +17,8 @@ from typer.core import TyperGroup
 
 from results.records.errors import SHORTAGE_REMEDIES
 from results.records.visible import visible
-from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
+from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, steering, trace
+from runners.cli.accompany import open_console
 from runners.cli.terminal import fail, make_logs_visible, use_color
 from runners.errors import RunnerError
 
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.add_to(app)
+steering.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
 policies.add_to(app)
@@ -119,7 +121,7 @@ def tracon(
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             typer.echo(context.get_help())
             raise typer.Exit
-        runs.open_console(None, None)
+        open_console(None, None)
 
 
 def refuse_host() -> None:

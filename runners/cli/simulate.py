@@ -141,8 +141,9 @@ def capacity(
 def _start_search(options: RunOptions, workspace: Path | None, *, detach: bool, json: bool) -> None:
     from results.records.layout import RunLayout
     from runners.campaign.start import create_run, prepare_run, spawn_run_process
+    from runners.cli.accompany import accompany_run
     from runners.cli.folders import workspace_of
-    from runners.cli.runs import accompany_run, from_root
+    from runners.cli.runs import from_root
     from runners.experiments.registry import experiment_named
 
     prepared = prepare_run(experiment_named("capacity"), from_root(options), need_engine=False)

@@ -117,7 +117,7 @@ ACCOMPANY = """
 import sys
 from pathlib import Path
 import typer
-from runners.cli.runs import accompany_run
+from runners.cli.accompany import accompany_run
 try:
     accompany_run(Path(sys.argv[1]), 0, detach=False, console=True, json=False)
 except typer.Exit as end:
