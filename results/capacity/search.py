@@ -27,7 +27,7 @@ _PREFERENCE = (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
-    """Of a fleet."""
+    """Size of a fleet."""
 
     instances: int
     """In all."""
@@ -51,7 +51,7 @@ class Assessed:
     """One size, over all its traces."""
 
     outcome: Outcome
-    """Of the rule that the size holds the objective.
+    """Outcome of the rule that the size holds the objective.
 
     HOLDS: every trace meets every limit, and so does the upper end of each interval. FAILS: every trace misses one
     limit, or the lower end of its interval does. Never OPEN: a trace misses a limit whose percentile is unserved.

@@ -99,7 +99,7 @@ class Analysis:
 
     @property
     def launches(self) -> int:
-        """Of each config: trials with a cell."""
+        """Launches per config: trials with a cell."""
         return len({cell.trial for cell in self.cells})
 
 

@@ -105,7 +105,7 @@ class TaxAmplification:
     shape: Shape
     """What each request asks for."""
     phases: tuple[str, str]
-    """Of the cells at ref_safe and at ref_load: A and A, or B and Bp."""
+    """Phases of the cells at ref_safe and at ref_load: A and A, or B and Bp."""
     metric: Metric
     """What is taxed."""
     safe: Estimate
@@ -147,9 +147,9 @@ class Trend:
     p_flat: float | None = None
     """Two-sided, of the slope being FLAT_BELOW."""
     p_fall: float | None = None
-    """Of no step falling, corrected for the number of steps (Bonferroni)."""
+    """p of no step falling, corrected for the number of steps (Bonferroni)."""
     p_rise: float | None = None
-    """Of some step not rising, with the same correction; None where a step does not rise."""
+    """p of some step not rising, with the same correction; None where a step does not rise."""
     own_rates: tuple[str, ...] = ()
     """Shapes of the trend that were measured at a rate of their own, e.g. `32768x64 at 0.1 req/s`."""
     absent: tuple[int, ...] = ()

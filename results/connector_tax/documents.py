@@ -54,7 +54,7 @@ class ConfigCells:
     """`summary.json` of a config: its cells."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     cells: tuple[JudgedCell, ...]
     """By file name."""
 
@@ -64,7 +64,7 @@ class _Reference:
     reference: str
     """`ref_safe` or `ref_load`; `own rate` of a shape that is measured at a rate of its own."""
     phase: str
-    """Of its cells: `A`, `B` or `Bp`."""
+    """Phase of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
     """Requested rate."""
 
@@ -95,11 +95,11 @@ class TaxFileRow(Estimate, _TaxedLoad):
     p_corrected: float | None
     """Two-sided, corrected for all configs at this load; None where they were not compared together."""
     alone_low: float | None
-    """Of the interval that holds for this config by itself."""
+    """Lower bound of the interval that holds for this config by itself."""
     alone_high: float | None
     """The other end of it."""
     own_low: float | None
-    """Of the interval from the spread of this config's launches only."""
+    """Lower bound of the interval from the spread of this config's launches only."""
     own_high: float | None
     """The other end of it."""
 
@@ -126,7 +126,7 @@ class TaxDocument:
     """`tax.json`: the taxes, and what explains them."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     taxes: tuple[TaxFileRow, ...]
     """By load, config and metric."""
     noise_floor: tuple[TaxFileRow, ...]
@@ -146,7 +146,7 @@ class TaxVerdicts:
     """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes that they rest on."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     verdicts: tuple[Judgement, ...]
     """H1 to H6."""
     criteria: tuple[Judgement, ...]

@@ -53,7 +53,7 @@ CAUSES = {
     Cause.UNDECIDED: "cause undecided",
     Cause.OPEN: "cause open",
 }
-"""Of a distinguishable tax. `reach`: the largest share of plain's step that the hooks take."""
+"""Cause of a distinguishable tax. `reach`: the largest share of plain's step that the hooks take."""
 WHOLE = "full"
 """The preset with all rates and shapes, the default of a run."""
 QUESTION = (

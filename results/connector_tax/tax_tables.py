@@ -16,7 +16,7 @@ from results.statistics.trials import MIN_PAIRED
 
 STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
 ABOUT_ZERO = {Verdict.HIGHER: "above zero", Verdict.LOWER: "below zero"}
-"""Of a remainder, which is the difference of two costs: it is not higher or lower than plain's."""
+"""Verdict on a remainder, which is the difference of two costs: it is not higher or lower than plain's."""
 
 
 def noise_floor_table(analysis: Analysis) -> Table:

@@ -62,7 +62,7 @@ class LifecycleAnalysis:
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""
     launches: int
-    """Of each engine: trials with a counted request."""
+    """Launches of each engine: trials with a counted request."""
     grid_overheads: tuple[GridOverhead, ...]
     """Over the whole grid: the handover over both combined engines, and those over each other."""
     overheads: tuple[OverheadCell, ...]
@@ -71,9 +71,9 @@ class LifecycleAnalysis:
     """Over the plain combined engine; empty where it was not measured."""
     order_effects: tuple[OrderEffect, ...]
     break_evens: tuple[BreakEven, ...]
-    """Of `overheads`."""
+    """Break-evens of `overheads`."""
     plain_break_evens: tuple[BreakEven, ...]
-    """Of `plain_overheads`."""
+    """Break-evens of `plain_overheads`."""
     first_repetitions: tuple[FirstRepetitions, ...]
     half_step: HalfStep
     volumes: tuple[Volume, ...]

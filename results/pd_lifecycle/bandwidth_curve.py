@@ -48,7 +48,7 @@ class Knee:
     """The smallest transfer that reaches `share` of the asymptotic bandwidth."""
 
     share: float
-    """Of the asymptotic bandwidth, which the knee reaches."""
+    """Share of the asymptotic bandwidth that the knee reaches."""
     asymptote_gbps: Estimate
     """What larger transfers approach."""
     bytes: Estimate

@@ -60,7 +60,7 @@ class CostModel:
     bandwidth_gbps: Estimate
     """1 / beta, in Gbit/s: the limit for large transfers; unknown where half of the measured sizes exceed it."""
     r2: Estimate
-    """Of the unweighted errors."""
+    """R2 of the unweighted errors."""
     gamma_ms: Estimate | None = None
     """Milliseconds per write operation; None: the fit has bytes only."""
 

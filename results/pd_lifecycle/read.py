@@ -53,7 +53,7 @@ class Collected:
     """The contents of the run folder."""
 
     records: tuple[LifecycleRecord, ...]
-    """Of finished cells, by trial, C, N, O and repetition; warm-ups and records that do not count included."""
+    """Records of finished cells, by trial, C, N, O and repetition; warm-ups and records that do not count included."""
     discards: tuple[Discard, ...]
     """Repeated measurements, those of failed cells, and records that do not count."""
     gaps: tuple[Gap, ...]
@@ -227,9 +227,9 @@ class LinkBandwidth:
     source: str
     """GIVEN or MEASURED."""
     low: float | None = None
-    """Of the slowest round; None = one number was given."""
+    """Bandwidth of the slowest round; None = one number was given."""
     high: float | None = None
-    """Of the fastest round."""
+    """Bandwidth of the fastest round."""
     method: str = ""
     """How it was measured; empty = it was given."""
 

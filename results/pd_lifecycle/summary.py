@@ -55,7 +55,7 @@ class ConfigSummary:
     `client_residual_share`, and COUNTED. A value that is compared with the combined instance is the mean of the means
     of both orders (results.pd_lifecycle.paired_requests)."""
     medians: Mapping[str, float] = field(default_factory=dict)
-    """Of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
+    """Medians of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
 
     def value(self, name: str) -> Estimate:
         return self.values.get(name, unknown("not measured"))
@@ -189,7 +189,7 @@ class SummaryRow:
     """Durations inside the decode instance, counts of a transfer and the combined engine without a connector, each with
     `_low` and `_high` beside it."""
     medians: Mapping[str, float | None]
-    """Of every duration with a mean, as `<name>_median_ms`."""
+    """Median of every duration with a mean, as `<name>_median_ms`."""
 
 
 def build_summary_rows(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from results.records.lifecycle import LoadSpan
 from results.records.schemas import RequestRecord
 
 CELL_VERSION = 2
-"""Of `cell.json`."""
+"""Version of `cell.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Aged:
     requests: int = 0
     """Per engine."""
     tokens: int = 0
-    """Of their prompts."""
+    """Tokens of their prompts."""
     seconds: float = 0.0
     """How long it took."""
     reason: str = ""
@@ -95,9 +95,9 @@ class LifecycleEngine:
     files: str = ""
     """Its folder, below `results/lifecycle/`."""
     block_tokens: int | None = None
-    """Of its KV cache."""
+    """Block size of its KV cache."""
     kv_capacity_tokens: int | None = None
-    """Of the smallest KV cache of the cell's engines; None = an engine does not state it."""
+    """Size of the smallest KV cache of the cell's engines; None = an engine does not state it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class MeasuredCell:
     dispatch: str = ""
     """`sequential`: the decode request is sent after the answer to the prefill request."""
     order: str = ""
-    """Of a repetition's requests: `counterbalanced` or `handover_first`."""
+    """Order of a repetition's requests: `counterbalanced` or `handover_first`."""
     baseline: str = ""
     """How the requests for a combined engine were sent: `router`; empty = there were none."""
     counted_by: str = ""
@@ -151,11 +151,11 @@ class MeasuredCell:
     degraded: str = ""
     """Why the cell is incomplete; empty = it is not."""
     git_commit: str | None = None
-    """Of Tracon's own source; None = not known."""
+    """Commit of Tracon's own source; None = not known."""
     git_reason: str = ""
     """Why it is not known, or that the tree differs from it."""
     version: int = CELL_VERSION
-    """Of this record."""
+    """Version of this record."""
     gpu: GpuUse = field(default_factory=GpuUse)
     """From its first handover to its last."""
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class MeasuredCell:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Of the smaller KV cache of those reported."""
+        """Size of the smaller KV cache of those reported."""
         known = [one.kv_capacity_tokens for one in self.engines.values() if one.kv_capacity_tokens]
         return min(known, default=None)
 

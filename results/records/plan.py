@@ -13,7 +13,7 @@ _UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "connector-tax": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}},
     "pd-lifecycle": {"trials": 1},
 }
-"""Of the grids of each experiment: what older versions did not let a preset state, as they had it."""
+"""Keys of the grids of each experiment: what older versions did not let a preset state, as they had it."""
 _UNSTATED_OF_LOAD = {"drain_s": 30.0}
 """The same of the parameters of a cell of kind `load`."""
 
@@ -63,7 +63,7 @@ class RunPlan:
     configs: tuple[str, ...]
     """In the order they run (randomized with `seed`)."""
     seed: int
-    """Of every schedule, prompt and order."""
+    """Seed of every schedule, prompt and order."""
     stages: tuple[StagePlan, ...]
     """In the order they run."""
     cells: tuple[CellPlan, ...]

@@ -44,7 +44,7 @@ class Criterion:
     reason: str | None = None
     """Why `fired` is None."""
     low: float | None = None
-    """Of criteria 1 and 3: of the spread inside the cells; of 2: the least of few samples."""
+    """Lower bound. Criteria 1 and 3: of the spread inside the cells; 2: the least of few samples."""
     high: float | None = None
     """The other end of it."""
     specified: float | None = None
@@ -129,7 +129,7 @@ class ReferenceRates:
     configs: tuple[ConfigSaturation, ...] = ()
     """Those measured in Phase A."""
     cells: tuple[CellSaturation, ...] = ()
-    """Of Phase A, by config and rate."""
+    """Cells of Phase A, by config and rate."""
     fixed: bool = False
     """Whether the plan states both rates; Phase A then gives the rest."""
 

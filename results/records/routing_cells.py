@@ -13,7 +13,7 @@ from results.records.estimate import Estimate
 from results.records.turns import TraceRecord
 
 NUMBERS_FORMAT = 2
-"""Of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
+"""Format of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class RoutingConfig:
     policy: str
     """Its name, or the path of a Python file with one."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     roles: tuple[str, ...]
     """By instance: `both`, `prefill` or `decode`."""
     moves_kv: bool | UnsetType = UNSET
@@ -40,7 +40,7 @@ class RoutingConfig:
     reserved_output: int | str | UnsetType = UNSET
     """KV tokens counted for an answer where room is asked for; `max_tokens` = its recorded length."""
     time_scale: float | UnsetType = UNSET
-    """Of its replay."""
+    """Time scale of its replay."""
     kv_cache_memory_bytes: int | UnsetType = UNSET
     """KV cache of its instances; absent = as in `engine`."""
     variation: str | UnsetType = UNSET
@@ -48,7 +48,7 @@ class RoutingConfig:
     place: int
     """Position in time among the run's cells, 0-based."""
     replay_seed: int
-    """Of the replay's prompts."""
+    """Seed of the replay's prompts."""
     trace_number: int | UnsetType = UNSET
     """Which of the run's traces with that name a simulated cell replays, from 0."""
     instances: int
@@ -58,16 +58,16 @@ class RoutingConfig:
     trace: TraceRecord
     """As the run prepared it."""
     replay: Mapping[str, Any]
-    """Of the preset: time_scale (each cell has its own), idle_gap_cap_s, think, max_inflight_sessions, on_error,
+    """Keys of the preset: time_scale (each cell has its own), idle_gap_cap_s, think, max_inflight_sessions, on_error,
     max_duration_s, drain_s, request_timeout_s, lateness_p99_s, achieved_ratio, client_cpu_share."""
     router: Mapping[str, Any]
-    """Of the preset: index, transfer (what differs from the default rules), kv_bytes_per_token."""
+    """Keys of the preset: index, transfer (what differs from the default rules), kv_bytes_per_token."""
     profile: str
     """Model, hardware and scale."""
     model: Mapping[str, Any]
-    """Of the profile: source, served_name, and vocab_low and vocab_high, between which prompts draw token ids."""
+    """Keys of the profile: source, served_name, and vocab_low and vocab_high, between which prompts draw token ids."""
     engine: Mapping[str, Any]
-    """Of the profile, with the preset's changes: kind, max_model_len, extra_args, env and so on; secrets are masked."""
+    """Keys of the profile and the preset: kind, max_model_len, extra_args, env and so on; secrets are masked."""
     decode_kv_cache_memory_bytes: int | None
     """KV cache of instances that only decode; None = as every other one."""
     engine_versions: Mapping[str, str]
@@ -99,7 +99,7 @@ class RoutingNumbers:
     """The numbers of a cell: `metrics.summary.json`."""
 
     format: int = NUMBERS_FORMAT
-    """Of this record; one that states none is of format 1."""
+    """Format of this record; one that states none is of format 1."""
     definitions: str = "docs/analysis.md"
     """The page that defines every number."""
     simulated: str | UnsetType = UNSET
@@ -111,7 +111,7 @@ class RoutingNumbers:
     policy: str
     """Its name."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     trial: int
     """From 0."""
     counts: Mapping[str, int | None]
@@ -176,7 +176,7 @@ class RoutingBreakdown:
     """A cell by instance, and its picks: `breakdown.json`."""
 
     format: int = NUMBERS_FORMAT
-    """Of this record; one that states none is of format 1."""
+    """Format of this record; one that states none is of format 1."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str

@@ -81,7 +81,7 @@ class RunFacts:
     preset: str = ""
     """The grid's scale inside the profile."""
     seed: int | None = None
-    """Of every schedule, prompt and order; None = not known."""
+    """Seed of every schedule, prompt and order; None = not known."""
     engine_kind: str = ""
     """`cpu`, `cuda`, or empty where it is not known, or engines were simulated."""
     configs: tuple[str, ...] = ()
@@ -91,9 +91,9 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package to version, of the engine."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Of saturation, by name: those that the plan states."""
+    """Limits of saturation, by name: those that the plan states."""
     shapes: Mapping[str, float | None] = field(default_factory=dict)
-    """Of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
+    """Shapes of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ class Change:
     change: Estimate
     """second / first - 1 (0.1 = 10 % more in the second), or second - first."""
     verdict: Verdict | None
-    """Of the change."""
+    """Verdict on the change."""
     withheld: str
     """Why there is no verdict; empty where there is one."""
     first_verdict: Verdict | None

@@ -25,7 +25,7 @@ class ExportedRun(msgspec.Struct, frozen=True):
     """`comparable.json`."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     comparable: Comparable
     """The run's numbers for comparisons."""
 

@@ -21,9 +21,9 @@ from results.report.print_sheet import HEIGHT_MM, Part, estimate_height_mm
 from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome
 
 MOST_BYTES = 8000
-"""Of the page as Markdown."""
+"""Bytes of the page as Markdown."""
 _FRAME_BYTES, _MARKS_BYTES = 450, 8
-"""Of the page's headings and figure lines, and of the Markdown around each sentence."""
+"""Bytes of the page's headings and figure lines, and of the Markdown around each sentence."""
 MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON, MOST_NAMES = 16, 14, 200, 600
 """Sentences, and characters of a judgement's reason and of a list of claims; the tables of the appendix have the rest.
 """

@@ -118,7 +118,7 @@ class RoutingAnalysis:
     planned: Mapping[str, int]
     """Label to its trials in the plan; empty where the plan cannot be read."""
     trace: Mapping[str, Any]
-    """Of the first cell."""
+    """Trace of the first cell."""
     trace_digests: tuple[str, ...]
     """SHA-256 of every trace that was replayed, in the order of their names and of the trials."""
     trace_sums: Mapping[str, tuple[str, ...]]

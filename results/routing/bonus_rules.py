@@ -28,7 +28,7 @@ from results.statistics.student import find_p_value
 OVERLAP_WITHIN = 0.05
 """The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
 FORMS = ("mean", "max")
-"""Of the bonus."""
+"""Forms of the bonus."""
 GATES = ("unowned", "per_worker")
 """Who gets it: `floor_gate` of kv_aware, its default first."""
 DEFAULT_K = 200.0

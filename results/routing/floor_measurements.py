@@ -233,7 +233,7 @@ def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: s
 
 
 def _placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:
-    """Of the sessions whose first request was served, which are its `n`; None where none was."""
+    """Share of the sessions whose first request was served, which are its `n`; None where none was."""
     total = sum(floor.placed.values())
     return one_per_trial(sessions / total, total) if total else None
 

@@ -38,7 +38,7 @@ class FloorVariant:
     fix: str
     """Which of the specification's fixes it has, e.g. `Q2.B K=200 (mean)`; `none`."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     instances: int
     """How many D there are."""
     shares: Mapping[str, Estimate]
@@ -58,17 +58,17 @@ class FloorVariant:
     served: int
     """Requests with a session that were served."""
     counted: int
-    """Of these, those whose tokens in the D's own cache are known: the overlap kept is over these alone."""
+    """Served requests whose tokens in the D's own cache are known: the overlap kept is over these alone."""
     turns: int
-    """Of all trials."""
+    """Turns of all trials."""
     failed_turns: int
     """Turns that were not completed."""
     transfers: int
     """Transfers that were asked for."""
     lost_transfers: int
-    """Of these, those that failed or were refused."""
+    """Transfers that failed or were refused."""
     decode_requests: floor_facts.DecodeRequests
-    """Of its transfers."""
+    """Decode requests of its transfers."""
     rejects: int
     """Picks of sessions that some instance had refused before."""
     reject_moves: int
@@ -145,11 +145,11 @@ class LoadFloor:
     variants: tuple[FloorVariant, ...]
     """In the order of tables."""
     transport: floor_facts.TransportFacts
-    """Of the whole run."""
+    """Transport of the whole run."""
     timeouts: tuple[TimeoutPair, ...]
     """Labels that differ in the timeout alone."""
     sessions: int
-    """Of the whole run."""
+    """Sessions of the whole run."""
     trials: int
     """The most that a label has."""
     quarantines: tuple[QuarantinePair, ...] = ()

@@ -38,7 +38,7 @@ class PendingSeries:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """Of one cell."""
+    """What the logs of one cell state."""
 
     migrations: Migrations
     moved: tuple[Moved, ...]
@@ -49,7 +49,7 @@ class LogFacts:
     pending: tuple[PendingSeries, ...]
     """By instance name; empty where nothing migrated."""
     floor: FloorFacts | None
-    """Of kv_aware alone."""
+    """None under any policy but kv_aware."""
 
 
 def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFacts], tuple[Gap, ...]]:

@@ -50,7 +50,7 @@ class Pair:
     lost_turns: int | None
     """Turns that only one of the two completed: they are in neither side."""
     p_value: float | None = None
-    """Of no effect; None where there is no verdict."""
+    """p of no effect; None where there is no verdict."""
     ratio: Estimate | None = None
     """first / second of a time or of a ratio of times: the geometric mean over the trials; None for shares."""
     higher_in: int = 0
@@ -92,7 +92,7 @@ class TurnPair:
     second: str
     """Label of the policy that it is compared with."""
     median: Estimate
-    """Of first - second (s)."""
+    """Median of first - second (s)."""
     faster: Estimate
     """The share of turns that first served in less time."""
 

@@ -40,7 +40,7 @@ class RoutedSummary:
     policy: str
     """Its name."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     trial: int
     """From 0."""
     place: int
@@ -62,11 +62,11 @@ class RoutedSummary:
     gpu_reason: str
     """Why the utilisation is not known."""
     git_commit: str | None
-    """Of the Tracon that measured it; None = not known."""
+    """Commit of the Tracon that measured it; None = not known."""
     t_start_unix_s: float
     """Start of the replay, by the wall clock."""
     duration_s: float
-    """Of the replay."""
+    """Duration of the replay."""
     path: str
     """The cell record's file, below the run's folder."""
 

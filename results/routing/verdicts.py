@@ -53,7 +53,7 @@ class PairClaim:
     """Rows of Arms.labels."""
     metric: str
     expected: Verdict | None = None
-    """Of the first against the second; None = the first is at most `within` below."""
+    """Verdict expected of the first against the second; None = the first is at most `within` below."""
     within: float = 0.0
     """As in `judge_within`."""
     find_lack: Callable[[Scale, str, str], Lack] | None = None
@@ -120,8 +120,8 @@ ORDER = (
               UNIFIED, LMETRIC, "ttft_p90_s", within=LITTLE,
               find_lack=lambda scale, *labels: scale.lacks_instances or scale.lacks_steady_state(*labels)),
 )  # fmt: skip
-"""Of specs/routing_log: the order of policies (sticky's APC above LMetric's, the step between, is the claim of 3.1),
-then that LMetric finds by itself most of what unified's affinity gives.
+"""Claims of specs/routing_log: the order of policies (3.1 has the step between, sticky's APC above LMetric's), then
+that LMetric finds by itself most of what unified's affinity gives.
 
 Which of two is slower on this trace is the log's claim, and its trace has an end: the order needs no steady state.
 """

@@ -37,7 +37,7 @@ class Verdict(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Of a rule applied to numbers: a hypothesis, a claim, a criterion, an objective or a decision point."""
+    """Outcome of a rule applied to numbers: a hypothesis, a claim, a criterion, an objective or a decision point."""
 
     HOLDS = "holds"
     """The whole interval, or every count, agrees with the claim."""
