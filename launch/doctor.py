@@ -38,7 +38,7 @@ ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_0
 """Memory that should be available on the host for one engine."""
 INFINIBAND = Path("/sys/class/infiniband")
 LEAST_GLIBC = (2, 31)
-"""Of the wheels in the CUDA lock, llguidance's asks for the latest."""
+"""Needed by llguidance; no other wheel in the CUDA lock needs a later one."""
 DRIVER_LIBRARY = "libcuda.so.1"
 """It comes with NVIDIA's driver, not with any package."""
 ROWS_OF: Mapping[str, tuple[str, ...]] = {
@@ -304,7 +304,7 @@ def _check_accelerator(
 
 
 def _check_sharing(kind: str, requires: Mapping[str, Sequence[str]], profile: Profile | None) -> tuple[Row, ...]:
-    """Of the configs with NIXL, whose proof may take two engines on one GPU."""
+    """Check the configs with NIXL, whose proof may take two engines on one GPU."""
     if kind != "cuda" or not any("nixl" in needs for needs in requires.values()):
         return ()
     row = check_sharing(1 if profile is None else profile.engine.tensor_parallel_size)

@@ -12,7 +12,7 @@ from results.records.events import LifecycleMeasured
 MAX_REQUESTS = 2_000
 """Requests in the view: more than twice the whole sweep of specs/pd_lifecycle.md."""
 SHOWN = 20
-"""Of the newest in `tracon status --json`."""
+"""Requests in `tracon status --json`: the newest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ MAX_REASONS = 24
 QUIET_S = 30.0
 """After a refusal made a line of the feed, others of its cell and reason make none for this long."""
 SHOWN = 20
-"""Of the newest in `tracon status --json`."""
+"""Migrations in `tracon status --json`: the newest."""
 OTHER = "other"
 PHASES = ("started", "done", "failed", "refused")
 
@@ -62,7 +62,7 @@ class MigrationsView:
     """The migrations of a run."""
 
     rows: tuple[Migration, ...] = ()
-    """Of all cells, in the order they began, at most `MAX_MIGRATIONS` and `MAX_REFUSALS` refusals."""
+    """Migrations of all cells, in the order they began, at most `MAX_MIGRATIONS` and `MAX_REFUSALS` refusals."""
     counts: tuple[MigrationCounts, ...] = ()
     """Per cell, of its last attempt; the cell of the newest event last."""
     quiet: Mapping[str, tuple[float, int]] = field(default_factory=dict)

@@ -90,7 +90,7 @@ class RoutingView:
     lines: tuple[RoutedLine, ...] = ()
     """The newest decisions, oldest first, each once, at most `ROUTED_LINES`."""
     latencies: tuple[LatencySample, ...] = ()
-    """Of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
+    """Latencies of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
     lives: Lives = field(default_factory=dict)
     """The instances that the cell's sessions were bound to, as far as seen."""
     warned: tuple[Warned, ...] = ()

@@ -13,9 +13,9 @@ _UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "connector-tax": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}},
     "pd-lifecycle": {"trials": 1},
 }
-"""Keys of the grids of each experiment: what older versions did not let a preset state, as they had it."""
+"""Keys of each experiment's grid that older versions did not let a preset state, with the values that held."""
 _UNSTATED_OF_LOAD = {"drain_s": 30.0}
-"""The same of the parameters of a cell of kind `load`."""
+"""The same for the parameters of a cell of kind `load`."""
 
 
 @dataclass(frozen=True, slots=True)

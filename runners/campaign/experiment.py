@@ -97,7 +97,7 @@ class Experiment:
     draft_plan: Callable[[RunOptions, Profile], DraftPlan]
     """Raises RunnerError or LaunchError naming the wrong option, key or config."""
     cell_runner: Callable[[Any, RunContext], CellRunner]
-    """Of a draft's grid."""
+    """Runs the cells of a draft's grid."""
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
     describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()

@@ -80,7 +80,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
         self._inflight = 0
         self._pending_prefill = PendingPrefill()
         self._lateness_ns = array("q")
-        """Of every send that fidelity is judged by."""
+        """Lateness of every send that fidelity is judged by."""
         self._recent_lateness = RecentValues()
         self._latencies = Latencies()
         self._latencies_of: defaultdict[str, Latencies] = defaultdict(Latencies)

@@ -73,14 +73,14 @@ class ReplayTick(Tick):
     """One second of a running replay."""
 
     turns: int
-    """Of the whole replay."""
+    """Turns of the whole replay."""
     inflight_sessions: int
     waiting_sessions: int
     """Arrived and held back by max_inflight_sessions."""
     sessions_done: int
     sessions: int
     trace_span_s: float = 0.0
-    """Of the whole replay, which seldom takes less; 0 where pauses are left out."""
+    """Span of the whole replay, which seldom takes less; 0 where pauses are left out."""
     instances: tuple[AnsweredBy, ...] = ()
     """Sorted by name: every instance that has answered, where the responses name it."""
 
@@ -106,7 +106,7 @@ class ReplayOutcome(TrafficOutcome):
     inflight_max: int
     """Requests."""
     input_tokens: int
-    """Of all turns, sent or not; so are the next three."""
+    """Prompt tokens of all turns, sent or not; the next three are of all turns too."""
     output_tokens: int
     reusable_any_tokens: int
     """The trace's bound at the engine's block size: prompt tokens seen before in any session."""

@@ -40,7 +40,7 @@ class LoadOptions:
     requests_path: str
     """Where the record of every request goes (JSONL); an existing file is replaced."""
     seed: int = 0
-    """Of the prompts' token ids, and of an open loop's schedule."""
+    """Seed of the prompts' token ids, and of an open loop's schedule."""
     vocab_low: int = 0
     vocab_high: int = 256
     """Prompt token ids are drawn from vocab_low <= id < vocab_high."""
@@ -91,11 +91,11 @@ class LoadSpec(LoadOptions):
     """Below 2**32; tells the cells of a run apart."""
     warmup_s: float = 10.0
     min_duration_s: float = 60.0
-    """Of the measured window, which begins when the warm-up ends."""
+    """Minimum duration of the measured window, which begins when the warm-up ends."""
     min_completed: int = 200
     """Requests that were due inside the window and were completed."""
     max_duration_s: float = 600.0
-    """Of the measured window: the hard stop."""
+    """Maximum duration of the measured window: the hard stop."""
     inflight_cap: int = 256
     """An arrival at which this many requests are in flight is dropped."""
     stall_timeout_s: float = 60.0

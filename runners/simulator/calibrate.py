@@ -61,7 +61,7 @@ SETTINGS: Mapping[str, str] = {
     "max_sequences": "max_num_seqs",
     "async_scheduling": "async_scheduling",
 }
-"""Of an engine model, and vLLM's setting that each is."""
+"""Fields of an engine model, and vLLM's setting that each is."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
 
@@ -131,7 +131,7 @@ class Calibration:
     """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
     def list_loads(self, metric: str, *, near_saturation: bool = False) -> dict[tuple[float, int, int], LoadErrors]:
-        """Of the cells that did not give the fit, by load: those near saturation, or the others."""
+        """Errors of the cells that did not give the fit, by load: those near saturation, or the others."""
         held_out: dict[tuple[float, int, int], list[CellComparison]] = {}
         for cell in self.cells:
             if not cell.fitted and cell.near_saturation == near_saturation and cell.error(metric) is not None:

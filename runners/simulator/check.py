@@ -49,9 +49,9 @@ from runners.simulator.logged_run import CellParity, compare_run
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
 TOKEN_TIME = percentile_name("tpot_s", "p50")
 CONFIG = "plain"
-"""Of connector-tax: one engine without a connector."""
+"""Config of connector-tax: one engine without a connector."""
 FEWEST_DECISIONS = 100
-"""Of which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
+"""Decisions from which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
 NO_LOAD = frozenset({"seed", "source", "format", "per_trial"})
 """Settings of a trace that make no load of their own: the file's name is in the load's."""
 

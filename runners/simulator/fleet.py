@@ -64,7 +64,7 @@ class Fleet:
             for name, model in spec.models.items()
         }
         self.keys: dict[str, tuple[int, ...]] = {}
-        """Of the requests in flight."""
+        """Keys of the requests in flight."""
         specs = {one.instance: one for one in router.instances}
         capacities = {name: model.kv_capacity_tokens for name, model in spec.models.items()}
         members = [Member(name, "", one.role, capacities[name], block) for name, one in specs.items()]

@@ -52,7 +52,7 @@ class LoadValues:
         return tuple(policy for policy in self.real if self.real[policy] and self.simulated.get(policy))
 
     def take_logarithms(self) -> LoadValues:
-        """Of times; what is not above 0 is left out."""
+        """Logarithms of times; what is not above 0 is left out."""
         real, simulated = (
             {
                 policy: {trial: math.log(value) for trial, value in trials.items() if value > 0}
@@ -73,7 +73,7 @@ class LoadErrors:
     errors: tuple[float, ...]
     """Simulated over measured less 1, of each cell; at least one."""
     repeats: tuple[float, ...] = ()
-    """Of each cell that has repetitions: the mean absolute error of the other real cells of its load against it."""
+    """For each cell that has repetitions: the mean absolute error of the other real cells of its load against it."""
 
     @property
     def bias(self) -> float:
@@ -103,7 +103,7 @@ class Contention:
     """Real over simulated mean over the trials, the geometric mean over the policies."""
     lowest: float
     highest: float
-    """Of any policy."""
+    """The highest ratio of any policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Flip:
     """By the real runs."""
     higher: str
     p_value: float
-    """Of the real runs: of every two policies under every load at once."""
+    """p in the real runs, over every two policies under every load at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Rank:
     policies: int
     """The fewest of any load."""
     pairs: int
-    """Of two policies under one load."""
+    """Pairs of two policies under one load."""
     told_apart: int
     """By the real runs."""
     flips: tuple[Flip, ...]
@@ -159,7 +159,7 @@ class Rank:
 
 
 def held(holds: bool) -> Outcome:
-    """Of a gate that was judged."""
+    """Outcome of a gate that was judged."""
     return Outcome.HOLDS if holds else Outcome.FAILS
 
 
@@ -242,7 +242,7 @@ def _hold_against(measured: Estimate, least: float, most: float) -> Outcome:
 
 
 def _join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
-    """Of a rule over several intervals: all must hold, and one that fails is enough."""
+    """Outcome of a rule over several intervals: all must hold, and one that fails is enough."""
     if Outcome.FAILS in outcomes:
         return Outcome.FAILS
     return Outcome.UNDECIDED if Outcome.UNDECIDED in outcomes else Outcome.HOLDS

@@ -36,7 +36,7 @@ UNSURE_NS = 1_000_000
 TOLERANCE_S = 0.05
 """Between two times since something: a busy host may hold a live router up between two looks at its clock."""
 SECONDS_LEFT = re.compile(r"\d+\.\d s more")
-"""Of a quarantine, in words. It is a time too, rounded to 0.1 s: one within TOLERANCE_S may read otherwise."""
+"""Remaining time of a quarantine, in words, rounded to 0.1 s: times within TOLERANCE_S may read otherwise."""
 PICKED = ("instance", "reason", "prefill", "binds", "migrate_from", "advances")
 OLD_LOG = "an event within 1 ms, and the log does not say which came first (made before version 3 of its records)"
 
@@ -46,7 +46,7 @@ KeysOf = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedPick:
-    """Of a pick, what is compared: what the router saw of the request and of its instances, and what it decided."""
+    """What is compared of a pick: what the router saw of the request and of its instances, and what it decided."""
 
     request: RoutedRequest
     cluster: ClusterView
@@ -164,7 +164,7 @@ class _ReplayedLog:
         )  # fmt: skip
         self._record = records[0]
         self._turns: dict[str, int] = {}
-        """Of the requests that are not over."""
+        """Turn of each request that is not over."""
         self._unsure_until_ns = 0
         self._unsure = 0
         self._without_index = 0

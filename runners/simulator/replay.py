@@ -33,7 +33,7 @@ class _SimulatedExchange(Exchange):
 
     clock: SimulatedClock
     requested_tokens: tuple[int, int]
-    """Of its prompt and of its answer."""
+    """Tokens of its prompt and of its answer."""
     timer: HeapTimer
     """Its time limit."""
     request: SimulatedRequest | None = None

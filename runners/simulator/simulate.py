@@ -24,7 +24,7 @@ from runners.simulator.workload import Workload, make_workload
 from runners.trace.formats import open_trace
 
 TICK_S = 1.0
-"""Of the host's time."""
+"""By the host's clock."""
 GARBAGE_EVERY = 50_000
 """Objects more than before, from which on Python looks for cycles; its own 700 cost a tenth of a simulation's time."""
 

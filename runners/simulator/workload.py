@@ -29,7 +29,7 @@ class BlockKeys:
     block and all before it."""
 
     keys: npt.NDArray[np.uint32]
-    """Of all turns, one after another; above 0."""
+    """Keys of all turns, one after another; above 0."""
     bounds: Numbers
     """Turn i has keys[bounds[i]:bounds[i + 1]]."""
 

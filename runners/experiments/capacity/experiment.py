@@ -106,7 +106,7 @@ class Capacity:
             return self._paths[label]
 
     def _assess_points(self, label: str) -> Mapping[Size, Assessed]:
-        """Of the sizes whose traces have all been simulated."""
+        """Outcomes of the sizes whose traces have all been simulated."""
         points = read_points(self._context.layout.points / slug(label))
         return {
             size: assess(self._grid.limits, [one.values for one in rows], [one.completed / one.turns for one in rows])

@@ -22,7 +22,7 @@ Shape = tuple[int, int]
 PLANNED_LAUNCHES = (3, 5, 8)
 """For how many launches per config a plan states hours and precision."""
 EXAMPLE = "min_completed=100"
-"""Of a setting, for the error that one needs."""
+"""Example of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/connector-tax.md lists them all"
 
 
@@ -127,7 +127,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shapes_at_ref_load(self) -> tuple[Shape, ...]:
-        """Of B'. A shape with a rate of its own is measured at that one alone."""
+        """Shapes of B'. A shape with a rate of its own is measured at that one alone."""
         return tuple(shape for shape in self.phase_b_prime.shapes if self.phase_b.find_own_rate(shape) is None)
 
     @property

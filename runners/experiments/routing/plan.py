@@ -47,14 +47,14 @@ STAGES = (
     StagePlan(ANALYSIS, "Analysis"),
 )
 EVENT_PORTS = 2
-"""Of each instance whose KV events are read: one to publish, one to replay missed events."""
+"""Ports of each instance whose KV events are read: one to publish, one to replay missed events."""
 SEEDS_PER_RUN = 1_000
 COMPUTE_S = 5.0
 PATCH_S = 1.0
 PATCHES = "patches"
 """Required by a config whose connector does not work in an unpatched engine."""
 DECODE_RUNS_S = 2.0
-"""Of one repeat of the interference measurement beyond its two settling times, for the time estimate."""
+"""Duration of one repeat of the interference measurement beyond its two settling times, for the time estimate."""
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:

@@ -51,7 +51,7 @@ def _list_variations(grid: Grid) -> Iterator[str]:
 
 
 def _varies_coefficient(variation: str) -> bool:
-    """Of the engine model; the others vary the policy or its load, or name another model."""
+    """Others vary the policy or its load, or name another engine model."""
     if not variation or variation.startswith((OTHER_TRACE, OTHER_ENGINE)):
         return False
     return _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)

@@ -74,7 +74,7 @@ class RecordFile:
 
     @property
     def backlog_bytes(self) -> int:
-        """Of records that wait to be written."""
+        """Bytes of records that wait to be written."""
         return self._added_bytes - self._done_bytes
 
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:

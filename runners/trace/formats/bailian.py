@@ -28,7 +28,7 @@ from runners.trace.source import OnProgress, TraceError, read_one_file
 BLOCK_TOKENS = 16
 ROOT = -1
 MAX_COPY_BYTES = 8 << 30
-"""Of the temporary file; a trace with more text is rejected, so that a packed one does not fill the disk."""
+"""Size of the temporary file; a trace with more text is rejected, so that a packed one does not fill the disk."""
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
