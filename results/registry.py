@@ -50,7 +50,7 @@ def all_results() -> tuple[ExperimentResults[Any], ...]:
 
 
 def results_named(experiment: str) -> ExperimentResults[Any]:
-    """`experiment`: as the run's plan states it; empty = its plan cannot be read. Raises ResultsError for an unknown name."""
+    """`experiment`: as the plan states it; empty = the plan cannot be read. Raises ResultsError for an unknown name."""
     name = experiment or WITHOUT_PLAN
     if name not in _BY_NAME:
         raise ResultsError(

@@ -187,7 +187,7 @@ def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assesse
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
     """Take a size with this many instances that holds the objective, else an undecided one, else the nearest.
 
-    Of several it takes the nearest: a split that misses it for certain may be nearer on average than one that is undecided.
+    Of several it takes the nearest: a split that misses it for certain may be nearer on average than an undecided one.
     """
     splits = [size for size in points if size.instances == count]
     return min(splits, key=lambda size: (_PREFERENCE.index(points[size].outcome), points[size].distance))

@@ -51,7 +51,7 @@ TOKEN_TIME = percentile_name("tpot_s", "p50")
 CONFIG = "plain"
 """Config of connector-tax: one engine without a connector."""
 FEWEST_DECISIONS = 100
-"""Decisions from which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
+"""Decisions from which parity may hold: our number. If one of 30 differed, 100 would miss it in 3 of 100 cases."""
 NO_LOAD = frozenset({"seed", "source", "format", "per_trial"})
 """Settings of a trace that make no load of their own: the file's name is in the load's."""
 
