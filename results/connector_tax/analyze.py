@@ -23,7 +23,7 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.drift import measure_drifts
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
-from results.connector_tax.goodput import Slo, measure_goodput
+from results.connector_tax.goodput import measure_goodput
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned
@@ -31,6 +31,7 @@ from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import Collected, collect_cells, step_samples
 from results.connector_tax.saturation import describe_rate, judge_cells, reference_rates
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success

@@ -10,12 +10,12 @@ from results.connector_tax.attribution import attribution_table
 from results.connector_tax.capacity import capacity_table
 from results.connector_tax.children import children_table
 from results.connector_tax.engine_changes import engine_changes_table
-from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.read import headline
 from results.connector_tax.saturation import describe_rate, reference_rates
 from results.connector_tax.saturation_criteria import FEWEST
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax_tables import (
     contrast_tables,

@@ -12,8 +12,7 @@ from results.records.errors import DAMAGED_JSON, ArtifactError
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(msgspec.Struct, frozen=True):
     """Beyond these a saturation criterion fires (strictly)."""
 
     throughput_ratio: float = 0.95

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from results.records.reference_rates import REF_LOAD, REF_SAFE
+from results.connector_tax.slo import Slo
+from results.records.reference_rates import REF_LOAD, REF_SAFE, Thresholds
 from runners.experiments.settings import (
     Tables,
     convert_grid,
@@ -76,19 +77,8 @@ class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     achieved_ratio: float = 0.98
 
 
-class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Thresholds of specs/connector_tax, "Saturation criteria"."""
-
-    throughput_ratio: float = 0.95
-    waiting_p50: float = 1.0
-    ttft_p90_growth: float = 1.5
-
-
-class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request must meet to count in the goodput (null = no limit)."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+class Saturation(Thresholds, frozen=True, forbid_unknown_fields=True):
+    """The thresholds of "Saturation criteria" in specs/connector_tax, as a preset states them."""
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
