@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -163,20 +162,6 @@ def test_no_experiment_imports_another_except_the_modules_lent_to_capacity() -> 
         lent = LENT.get(folder, set())
         assert {name for name in imported if not any(is_within(name, module) for module in lent)} == set(), folder
         assert {module for module in lent if not any(is_within(name, module) for name in imported)} == set(), folder
-
-
-def test_a_contract_that_forbids_one_experiment_of_results_forbids_all() -> None:
-    from results.registry import FOLDERS
-
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    experiments = {f"results.{folder}" for folder in FOLDERS}
-    lacking = {
-        contract["name"]: experiments - set(contract["forbidden_modules"])
-        for contract in pyproject["tool"]["importlinter"]["contracts"]
-        if experiments & set(contract.get("forbidden_modules", ()))
-    }
-    assert len(lacking) == 2
-    assert set().union(*lacking.values()) == set(), lacking
 
 
 @pytest.mark.parametrize(
