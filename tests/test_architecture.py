@@ -65,7 +65,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "only where routers share bindings": ("runners.router.sessions.shared_bindings",),
     "only where a request continues a stored response": ("runners.router.sessions.responses",),
     "what a cell publishes beside its turns": (
-        "launch.environment", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
+        "launch.redaction", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
         "runners.campaign.context", "runners.campaign.experiment", "runners.campaign.provenance",
         "runners.experiments.routing.kv_movements", "runners.samplers.engine_counters",
     ),

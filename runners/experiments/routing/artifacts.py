@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from launch.environment import redact_settings
+from launch.redaction import redact_settings
 from results.measures.turns import read_turns
 from results.records.decisions import DecisionRecord
 from results.records.errors import DAMAGED_JSON
