@@ -15,11 +15,9 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
     TaxAmplification,
-    Trend,
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
-    follow_trends,
 )
 from results.connector_tax.drift import measure_drifts
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
@@ -34,6 +32,7 @@ from results.connector_tax.saturation import describe_rate, judge_cells, referen
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
+from results.connector_tax.trends import Trend, follow_trends
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.drift import Drift
 from results.records.engine_faults import engine_fault_gaps

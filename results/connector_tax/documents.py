@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from results.connector_tax.attribution import CallbackShares
 from results.connector_tax.capacity import CapacityCost, Relative
-from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification, Trend
+from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.summary import CellSummary, Shape
 from results.connector_tax.tax import Metric
+from results.connector_tax.trends import Trend
 from results.measures.drift import Drift
 from results.records.declaration import Declared, declare_inside
 from results.records.estimate import Estimate

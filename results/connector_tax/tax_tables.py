@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from results.connector_tax.analyze import Analysis
-from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Decomposition, TaxAmplification, Trend
+from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Decomposition, TaxAmplification
 from results.connector_tax.tax import RATIOS, REMAINDERS, TITLES, Metric, TaxRow, name_rate
+from results.connector_tax.trends import Trend
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, Value, make_table
