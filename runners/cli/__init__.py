@@ -109,10 +109,10 @@ def tracon(
 
     **4.** `tracon` watches and steers it from any terminal; `tracon resume` continues after a stop or a crash
 
-    **5.** `tracon report` prints the tax table
+    **5.** `tracon report` prints the result on one page, then the tables
 
-    Then `tracon run routing` sets policies side by side on a trace, `tracon run pd-lifecycle` breaks a
-    request down into phases; `tracon trace` and `tracon route` need no run.
+    Then `tracon run routing` compares policies on a trace, `tracon run pd-lifecycle` breaks a request down into
+    phases; `tracon trace` and `tracon route` need no run.
 
     Exit codes: 0 done, 1 cells failed or skipped, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """
