@@ -28,7 +28,7 @@ class RunState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     INTERRUPTED = "interrupted"
-    """Stopped or killed before its end; `resume` goes on from here."""
+    """Stopped or killed before its end; `resume` continues from here."""
     DONE = "done"
     FAILED = "failed"
 

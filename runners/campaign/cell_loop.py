@@ -384,7 +384,7 @@ class CellLoop:
 
     def _cannot_go_on(self, error: Exception) -> ExitCode:
         """The disk is full or the state cannot be written: leave the run resumable and say why."""
-        log.error("the run cannot go on: %s", _join_remedy(error))
+        log.error("the run cannot continue: %s", _join_remedy(error))
         if self._lost is not None:
             return ExitCode.INTERRUPTED
         with contextlib.suppress(StateError, OSError):  # the very write that failed may fail again

@@ -73,10 +73,10 @@ def accompany_run(
         code = _follow_to_end(folder, worker_pid)
     view, lease = read_run(folder)
     if lease.live:
-        terminal.narrate((folder.name, "bold"), " goes on: `tracon`, `tracon watch`, `tracon stop`")
+        terminal.narrate((folder.name, "bold"), " continues: `tracon`, `tracon watch`, `tracon stop`")
         raise typer.Exit(code)
     if code == ExitCode.INTERRUPTED:
-        remedy = f"`tracon resume {folder.name}` goes on from here"
+        remedy = f"`tracon resume {folder.name}` continues from here"
         terminal.fail(RunnerError(f"the run was interrupted: {view.reason or 'its process ended'}", remedy=remedy))
     if json and document is not None and document.is_file():
         terminal.print_json_line(document.read_bytes())

@@ -65,7 +65,7 @@ class Capacity:
         if self._is_ready(cell):
             return ""
         _, wanted = self._trace_path(cell.params["label"])
-        return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot go on"
+        return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot continue"
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.kind == "trace":
