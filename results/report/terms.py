@@ -40,6 +40,7 @@ _ENGINE = (
     Term("engine", "", "the vLLM server and the environment that it runs in"),
     Term("instance", "", "one started engine with its address, to which a router or a client sends requests"),
     Term("KV connector", "", "the part of vLLM that stores KV outside the engine, or moves it between engines"),
+    Term("patches", "", "what `tracon patch apply` adds to an engine environment: probes, and what a CPU build needs"),
     Term("probe", "", "code of Tracon inside an engine that records the engine's steps or transfers"),
     Term("running", "requests", "requests in the engine's running batch"),
     Term("waiting", "requests", "requests queued in the engine"),

@@ -14,7 +14,7 @@ from runners.cli.options import JsonOption, ProfileOption, PythonOption, Workspa
 from runners.errors import ExitCode
 
 engine_app = typer.Typer(no_args_is_help=True, help="Build engine environments; start and stop standalone engines.")
-patch_app = typer.Typer(no_args_is_help=True, help="Install and remove the probes of an engine environment.")
+patch_app = typer.Typer(no_args_is_help=True, help="Install and remove the patches of an engine environment: the probes, and what a CPU build needs.")
 
 KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
 KindOption = Annotated[str, typer.Option("--kind", help="Which engine environment: `cpu` or `cuda`.")]
@@ -199,7 +199,7 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
 
 
 def apply(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Install the probes into an engine environment (idempotent; edits none of the engine's files)."""
+    """Install the patches, probes among them, into an engine environment (idempotent; edits no file of the engine)."""
     _change_patches("apply", kind, engine_python, json)
 
 
