@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from launch.errors import EngineMissing
 from launch.host import read_host
 from launch.install_plan import lock_file, lock_hash, locked_versions, normalize
 from launch.libraries import LibraryState, provide
-from launch.redaction import redact
+from launch.redaction import redact, redact_text
 from launch.vllm_fit import require_fit
 from results.records.errors import DAMAGED_JSON
 

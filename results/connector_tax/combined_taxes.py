@@ -22,6 +22,7 @@ from results.connector_tax.tax import (
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
+from results.statistics.estimates import LEVEL
 from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 
