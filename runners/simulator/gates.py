@@ -152,8 +152,7 @@ class Rank:
         agreeing = self.told_apart - len(self.flips)
         interval = f"{self.tau:.2f} [{self.tau_low:.2f}, {self.tau_high:.2f}]"
         text = (
-            f"{agreeing} of {self.told_apart} pairs that real runs tell apart keep their sign; "
-            f"Kendall's tau {interval}"
+            f"{agreeing} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
         )
         return Judgement(name, claim, rule, held(not self.flips), text)
 
