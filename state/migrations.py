@@ -59,8 +59,6 @@ class MigrationCounts:
 
 @dataclass(frozen=True, slots=True)
 class MigrationsView:
-    """The migrations of a run."""
-
     rows: tuple[Migration, ...] = ()
     """Migrations of all cells, in the order they began, at most `MAX_MIGRATIONS` and `MAX_REFUSALS` refusals."""
     counts: tuple[MigrationCounts, ...] = ()

@@ -125,8 +125,6 @@ class RequestView(OperatorRequest):
 
 @dataclass(frozen=True, slots=True)
 class StageView(StageRow):
-    """A stage with its cells."""
-
     title: str = ""
     cells: tuple[str, ...] = ()
     """Its cells' ids in the order they run."""

@@ -27,8 +27,6 @@ EXTERNAL = "external_kv_transfer"
 
 @dataclass(frozen=True, slots=True)
 class LoadedCell:
-    """One cell."""
-
     record: RoutingCell
     turns: Turns | None
     picks: PickCounts | None

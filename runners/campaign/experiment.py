@@ -90,8 +90,6 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One experiment for the registry."""
-
     name: str
     """As in `tracon run NAME`, [experiment.NAME.<preset>] of a profile, and the run's plan."""
     draft_plan: Callable[[RunOptions, Profile], DraftPlan]
@@ -106,8 +104,6 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """A finished cell."""
-
     summary: Mapping[str, Any] = field(default_factory=dict)
     degraded: str = ""
     """Why its numbers are worse than planned; empty = they are not."""

@@ -56,8 +56,6 @@ class TraceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request."""
-
     agent: str
     """MAIN, or the sub-agent that sent it."""
     turn: int
