@@ -88,7 +88,16 @@ def _list_limits(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _name_pair(pair: VerdictPair) -> str:
-    return pair.name if pair.name == pair.name_in_second else f"{pair.name} (second: {pair.name_in_second})"
+    return _name_both(pair.name, pair.name_in_second)
+
+
+def _name_columns(change: Change) -> tuple[str, ...]:
+    """The text of each column of the key."""
+    return tuple(_name_both(text, change.key_in_second.get(column, text)) for column, text in change.key.items())
+
+
+def _name_both(first: str, second: str) -> str:
+    return first if first == second else f"{first} (second: {second})"
 
 
 VERDICT_COLUMNS: tuple[Column[VerdictPair], ...] = (
@@ -107,7 +116,7 @@ _OPPOSITE_NOTE = (
     "other: the claim may hold under the conditions of the one and fail under those of the other."
 )
 STANDING_COLUMNS: tuple[Column[Change], ...] = (
-    Column("number", lambda row: f"{row.table}: {', '.join(row.key.values())}"),
+    Column("number", lambda row: f"{row.table}: {', '.join(_name_columns(row))}"),
     Column("first", lambda row: format_estimate(row.first, row)),
     Column("second", lambda row: format_estimate(row.second, row)),
     Column("second against first", lambda row: _show_change(row)),
@@ -164,7 +173,7 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
     how = "second / first - 1" if changes[0].ratio else "second - first"
     rows = tuple(
         (
-            *one.key.values(), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one),
+            *_name_columns(one), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one),
             _show_p(one),
         )
         for one in changes
