@@ -11,6 +11,7 @@ from results.report.content import ReportText
 from results.report.differences import Difference
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.judgement import Verdict
+from results.statistics.p_values import format_p
 from results.statistics.trials import MIN_PAIRED
 
 PACKAGES = "packages"
@@ -202,7 +203,7 @@ def _show_change(change: Change) -> str:
 def _show_p(change: Change) -> str:
     if change.p is None or change.p_corrected is None:
         return NOT_MEASURED
-    return f"{change.p:.2g}, {change.p_corrected:.2g}"
+    return f"{format_p(change.p)}, {format_p(change.p_corrected)}"
 
 
 def _difference_table(comparison: Comparison) -> Table:

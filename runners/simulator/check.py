@@ -31,6 +31,7 @@ from results.routing.metrics import metric_named
 from results.routing.read import load_cells
 from results.routing.summary import summary_of
 from results.statistics.judgement import Judgement, Outcome
+from results.statistics.p_values import state_p
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
 from runners.simulator.gates import (
@@ -77,7 +78,7 @@ class Check:
             for flip in rank.flips:
                 yield (
                     f"{metric_named(rank.metric).title}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
-                    f"(p = {flip.p_value:.2g}), and not in simulated ones."
+                    f"({state_p(flip.p_value)}), and not in simulated ones."
                 )
 
     def _describe_contention(self) -> Iterator[str]:
