@@ -30,7 +30,7 @@ from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import Collected, collect_cells, step_samples
-from results.connector_tax.saturation import describe_rate, judge_cells, reference_rates
+from results.connector_tax.saturation import describe_rate, fix_rates, judge_cells, reference_rates
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
@@ -64,7 +64,7 @@ class Analysis:
     saturation: Mapping[str, CellSaturation]
     """By `CellSummary.path`."""
     rates: ReferenceRates
-    """Those that the run used, where it wrote them; else those that its Phase A gives."""
+    """Those that the run used, where it wrote them; else those that its plan fixes, or its Phase A gives."""
     taxes: tuple[TaxRow, ...]
     noise_floor: tuple[TaxRow, ...]
     """The difference of the baseline's two names; empty where it was measured under one."""
@@ -167,7 +167,7 @@ def analyze(root: Path) -> Analysis:
 def _read_rates(
     root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
 ) -> tuple[ReferenceRates, tuple[Gap, ...]]:
-    """The rates that the run used, and gaps where it chose them and its artifacts now give others."""
+    """The rates that the run used, and gaps where their file is lost, or the artifacts now give others."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
     try:
@@ -175,8 +175,11 @@ def _read_rates(
     except (OSError, ArtifactError) as error:
         missing = isinstance(error, OSError)
         needed = not missing or any(summary.phase != "A" for summary in summaries)
-        why = f"{'is missing' if missing else error}; the reference rates are those Phase A gives now"
-        return reference_rates(summaries, thresholds=thresholds), (Gap(path.name, why),) if needed else ()
+        now = reference_rates(summaries, thresholds=thresholds)
+        source = "the plan fixes" if facts.fixed_rates else "Phase A gives now"
+        why = f"{'is missing' if missing else error}; the reference rates are those {source}"
+        rates = fix_rates(now, facts.fixed_rates) if facts.fixed_rates else now
+        return rates, (Gap(path.name, why),) if needed else ()
     if written.fixed:
         return written, ()
     # an old run whose file does not state `specified` chose its rates by the specification's rules

@@ -44,7 +44,7 @@ class TaxAggregate(AggregateHead):
     cells: tuple[JudgedCell, ...]
     """By folder and file name."""
     reference_rates: ReferenceRates
-    """Those that the run used, where it wrote them; else those that its Phase A gives."""
+    """Those that the run used, where it wrote them; else those that its plan fixes, or its Phase A gives."""
     gaps: tuple[Gap, ...]
     """What of the run's artifacts is missing or damaged, and what was not measured."""
 

@@ -104,7 +104,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Until one engine is ready, for the time estimate."""
     phase_b: PhaseB = PhaseB()
     expected_ref_safe_per_s: float = 0.0
-    """What the time estimate assumes for Phase B before Phase A has measured it."""
+    """What the time estimate assumes for Phase B before Phase A has measured it; not used where the rates are fixed."""
     ref_safe_per_s: float | None = None
     """Fixes ref_safe, so that several runs measure the same loads; None = Phase A gives both reference rates."""
     ref_load_per_s: float | None = None
@@ -175,8 +175,8 @@ def _check_grid(grid: Grid, where: str) -> None:
             "phase_b needs input and output lengths, or neither",
         ),
         (
-            bool(grid.phase_b.input_tokens) and grid.expected_ref_safe_per_s <= 0,
-            "phase_b needs expected_ref_safe_per_s, a positive rate",
+            bool(grid.phase_b.input_tokens) and grid.expected_ref_safe_per_s <= 0 and not grid.fixed_rates,
+            "phase_b needs expected_ref_safe_per_s, a positive rate, or both reference rates fixed",
         ),
         (bool(grid.phase_b_prime.shapes) and not grid.phase_b.input_tokens, "phase_b_prime needs phase_b"),
         *_check_own_rates(grid),
