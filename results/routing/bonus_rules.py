@@ -192,7 +192,7 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
     """D5."""
     pairs = pair_forms(floor)
     if not pairs:
-        return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
+        return Outcome.OPEN, 'both forms were not run at one K and one gate: set floor_form = "max" beside "mean"'
     mean, most = pairs[0]
     text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
     if unknown := _name_uncounted((mean, most)):
@@ -228,8 +228,8 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     own = _find_grid(floor)
     tried = list_k(floor)
     if len(tried) < 2:
-        only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
-        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_describe_shape, own)))
+        only = f"only K = {tried[0]:g} was run with this form and gate" if tried else "no K was run"
+        return Outcome.OPEN, "; ".join((f"{only}: a grid needs two or more", *map(_describe_shape, own)))
     text = "; ".join(_describe_shape(one) for one in sorted(own, key=lambda one: _bonus_of(one) != DEFAULT_K))
     if unknown := _name_uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
