@@ -44,7 +44,8 @@ class Criterion:
     reason: str | None = None
     """Why `fired` is None."""
     low: float | None = None
-    """Of criteria 1 and 3: of the spread inside the cells; of 2: the least of few samples."""
+    """Of criteria 1 and 3: of the spread inside the cells, of 3 in the confirm stage of the interval over its launches;
+    of 2: the least of few samples."""
     high: float | None = None
     """The other end of it."""
     specified: float | None = None
