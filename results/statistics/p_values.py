@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SMALLEST_SHOWN = 0.001
-"""A smaller p is the far tail of a distribution fitted to a few launches: that it is small is known, its size is not."""
+"""A smaller p is the far tail of a distribution fitted to a few launches: its size is not known."""
 
 
 def format_p(p: float) -> str:
