@@ -175,11 +175,11 @@ def _read_rates(
     except (OSError, ArtifactError) as error:
         missing = isinstance(error, OSError)
         needed = not missing or any(summary.phase != "A" for summary in summaries)
-        now = reference_rates(summaries, thresholds=thresholds)
+        given = reference_rates(summaries, thresholds=thresholds)
         source = "the plan fixes" if facts.fixed_rates else "Phase A gives now"
         why = f"{'is missing' if missing else error}; the reference rates are those {source}"
-        rates = fix_rates(now, facts.fixed_rates) if facts.fixed_rates else now
-        return rates, (Gap(path.name, why),) if needed else ()
+        chosen = fix_rates(given, facts.fixed_rates) if facts.fixed_rates else given
+        return chosen, (Gap(path.name, why),) if needed else ()
     if written.fixed:
         return written, ()
     # an old run whose file does not state `specified` chose its rates by the specification's rules
