@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, split_launches
+from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, size_of, split_launches
 from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
@@ -122,12 +122,8 @@ class BreakEven:
 
 def group_by_size(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:
     """The counted records, grouped and sorted by (C, N)."""
-    counted = sorted((record for record in records if record.counted), key=_size_of)
-    return tuple(tuple(own) for _, own in groupby(counted, key=_size_of))
-
-
-def _size_of(record: LifecycleRecord) -> tuple[int, int]:
-    return record.config.prior_context, record.config.current_new_tokens
+    counted = sorted((record for record in records if record.counted), key=size_of)
+    return tuple(tuple(own) for _, own in groupby(counted, key=size_of))
 
 
 def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False) -> tuple[OverheadCell, ...]:

@@ -94,7 +94,7 @@ def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     brackets = "the 95 % spread within the launch" if few else "95 % intervals over launches"
     return (
         f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
-        f"{len(analysis.counted)} requests of {len(analysis.configs)} configurations (C tokens of prior context, N new "
+        f"{len(analysis.compared)} requests of {len(analysis.configs)} configurations (C tokens of prior context, N new "
         f"ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
         f"{figures.link_text(analysis)}",
     )

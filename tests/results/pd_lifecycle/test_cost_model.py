@@ -325,4 +325,4 @@ def test_the_bandwidth_is_the_records_own() -> None:
     assert transfers.gbps.tolist() == [1.5]
     assert transfers.ms.tolist() == [one.breakdown_ms["rdma_transfer"]]
     moved = one.transfer_detail.bytes_transferred or 0
-    assert values_of([split])["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)
+    assert values_of([split], 1)["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)
