@@ -14,36 +14,31 @@ from results.pd_lifecycle.by_launch import (
     find_incomplete_launches,
     split_launches,
 )
-from results.pd_lifecycle.clock_offsets import Step, align_clocks
-from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
-from results.pd_lifecycle.cost_model import Costs, fit_costs
-from results.pd_lifecycle.first_repetitions import FirstRepetitions, compare_first_repetitions
-from results.pd_lifecycle.half_step import HalfStep, assess_half_step
+from results.pd_lifecycle.clock_offsets import align_clocks
+from results.pd_lifecycle.consistency import find_size_mismatches, measure_drifts, run_checks
+from results.pd_lifecycle.cost_model import fit_costs
+from results.pd_lifecycle.documents import LifecycleNumbers
+from results.pd_lifecycle.first_repetitions import compare_first_repetitions
+from results.pd_lifecycle.half_step import assess_half_step
 from results.pd_lifecycle.overheads import (
-    BreakEven,
-    GridOverhead,
-    OverheadCell,
     find_break_evens,
     group_by_size,
     measure_grid_overheads,
     measure_overheads,
 )
-from results.pd_lifecycle.paired_requests import OrderEffect, measure_order_effects
+from results.pd_lifecycle.paired_requests import measure_order_effects
 from results.pd_lifecycle.phases import break_down, count_missing_phases
 from results.pd_lifecycle.read import (
     Collected,
-    Discard,
-    FailedCell,
-    LinkBandwidth,
     PlannedConfig,
     find_unmeasured,
     read_links,
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.summary import ConfigSummary, summarize_configs
+from results.pd_lifecycle.summary import summarize_configs
 from results.pd_lifecycle.transfer_regression import transfers_of
-from results.pd_lifecycle.volumes import Volume, measure_volumes
+from results.pd_lifecycle.volumes import measure_volumes
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.frames import Gap
@@ -54,45 +49,18 @@ from results.records.skipped_cells import read_skipped
 from results.statistics.judgement import Judgement, correct_together
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleAnalysis:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleAnalysis(LifecycleNumbers):
     facts: RunFacts
-    settings: Settings
     records: tuple[LifecycleRecord, ...]
     """By C, N, O and repetition, also those that do not count; durations by the clocks of all, see `clock_steps`."""
-    configs: tuple[ConfigSummary, ...]
-    costs: Costs
-    links: tuple[LinkBandwidth, ...]
-    """Bandwidths of the link, a stated one first; empty = unknown."""
-    no_link: str
-    """Why measuring the link failed; empty = it was measured, or not attempted."""
-    launches: int
-    """Of each engine: trials with a counted request that are not left out."""
     left_out: tuple[IncompleteLaunch, ...]
     """Launches that take no part in what is compared over launches; they do in criteria 1 and 4 and in the checks."""
-    grid_overheads: tuple[GridOverhead, ...]
-    """Over the whole grid: the handover over both combined engines, and those over each other."""
-    overheads: tuple[OverheadCell, ...]
-    """Over the combined engine with the connector."""
-    plain_overheads: tuple[OverheadCell, ...]
-    """Over the plain combined engine; empty where it was not measured."""
-    order_effects: tuple[OrderEffect, ...]
-    break_evens: tuple[BreakEven, ...]
-    """Of `overheads`."""
-    plain_break_evens: tuple[BreakEven, ...]
-    """Of `plain_overheads`."""
-    first_repetitions: tuple[FirstRepetitions, ...]
-    half_step: HalfStep
-    volumes: tuple[Volume, ...]
-    clock_steps: tuple[Step, ...]
-    """Where the clock of one of two hosts was set."""
+    no_link: str
+    """Why measuring the link failed; empty = it was measured, or not attempted."""
     criteria: tuple[Judgement, ...]
-    checks: tuple[Check, ...]
-    drifts: tuple[RunDrift, ...]
-    failures: tuple[FailedCell, ...]
-    discards: tuple[Discard, ...]
+    """Of the specification."""
     planned: tuple[PlannedConfig, ...]
-    gaps: tuple[Gap, ...]
 
     @property
     def counted(self) -> tuple[LifecycleRecord, ...]:
@@ -103,10 +71,6 @@ class LifecycleAnalysis:
     def compared(self) -> tuple[LifecycleRecord, ...]:
         """The counted requests of the launches that are not left out."""
         return drop_launches(self.counted, self.left_out)
-
-    @property
-    def transports(self) -> tuple[str, ...]:
-        return tuple(sorted({record.transport for record in self.records if record.transport}))
 
     @property
     def two_hosts(self) -> bool:
@@ -132,6 +96,7 @@ def analyze(root: Path) -> LifecycleAnalysis:
     overheads, plain = measure_overheads(compared), measure_overheads(compared, plain=True) if has_plain else ()
     measured = LifecycleAnalysis(
         facts=facts,
+        transports=tuple(sorted({record.transport for record in records if record.transport})),
         settings=settings,
         records=records,
         configs=summarize_configs(compared, contents.discards),

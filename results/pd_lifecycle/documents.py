@@ -26,15 +26,15 @@ from results.statistics.launch_fit import LaunchSpread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifecycleAggregate(AggregateHead):
-    """`aggregate.json`: every number of the report."""
+class LifecycleNumbers:
+    """What an analysis computes and `aggregate.json` holds."""
 
     transports: tuple[str, ...]
     """By which the KV was moved."""
     settings: Settings
     """Of the analysis."""
     launches: int
-    """Of each engine: trials with a counted request."""
+    """Of each engine: trials with a counted request that are not left out."""
     configs: tuple[ConfigSummary, ...]
     """By C, N and O."""
     costs: Costs
@@ -70,7 +70,12 @@ class LifecycleAggregate(AggregateHead):
     failures: tuple[FailedCell, ...]
     """Cells that failed."""
     gaps: tuple[Gap, ...]
-    """What of the run's artifacts is missing or damaged."""
+    """What of the run's artifacts is missing or damaged, and the launches that are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleAggregate(LifecycleNumbers, AggregateHead):
+    """`aggregate.json`: every number of the report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from results.statistics.judgement import Judgement
 DEFINITIONS = "docs/analysis.md"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: a record with two bases that have slots cannot be made
 class AggregateHead:
     """The first fields of every `aggregate.json`: which run this is."""
 
