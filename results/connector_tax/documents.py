@@ -11,7 +11,7 @@ from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxA
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.summary import CellSummary, Shape
-from results.connector_tax.tax import Metric
+from results.connector_tax.tax import Metric, TaxedRate
 from results.measures.drift import Drift
 from results.records.declaration import Declared, declare_inside
 from results.records.estimate import Estimate
@@ -59,18 +59,8 @@ class ConfigCells:
     """By file name."""
 
 
-@dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
-class _Reference:
-    reference: str
-    """`ref_safe` or `ref_load`; `own rate` of a shape that is measured at a rate of its own."""
-    phase: str
-    """Of its cells: `A`, `B` or `Bp`."""
-    rate_per_s: float
-    """Requested rate."""
-
-
-@dataclass(frozen=True)
-class _TaxedLoad(_Reference):
+@dataclass(frozen=True)  # without slots, as TaxedRate
+class _TaxedLoad(TaxedRate):
     input_tokens: int
     """Prompt length."""
     output_tokens: int
@@ -104,8 +94,8 @@ class TaxFileRow(Estimate, _TaxedLoad):
     """The other end of it."""
 
 
-@dataclass(frozen=True)
-class _AttributedTax(_Reference):
+@dataclass(frozen=True)  # without slots, as TaxedRate
+class _AttributedTax(TaxedRate):
     shape: Shape
     """What each request asks for."""
     config: str

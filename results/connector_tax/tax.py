@@ -60,16 +60,22 @@ REMAINDERS: Mapping[Metric, Metric] = {
 """Of each remainder, the step tax that the callbacks are subtracted from."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaxRow:
-    """One tax of one config against plain at one load."""
+@dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
+class TaxedRate:
+    """The rate at which a tax is measured."""
 
     reference: str
-    """`ref_safe` or `ref_load`; OWN_RATE of a shape that is measured at a rate of its own."""
+    """`ref_safe` or `ref_load`; `own rate` of a shape that is measured at a rate of its own."""
     phase: str
     """Of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
     """Requested rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaxRow(TaxedRate):
+    """One tax of one config against plain at one load."""
+
     shape: Shape
     """What each request asks for."""
     config: str

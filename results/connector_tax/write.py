@@ -27,7 +27,7 @@ from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import FIGURES_BEFORE
-from results.connector_tax.tax import TaxRow
+from results.connector_tax.tax import TaxedRate, TaxRow
 from results.measures.summary import flatten_values
 from results.records.declaration import pick_fields
 from results.records.estimate import Estimate
@@ -47,7 +47,7 @@ FORMAT = 1
 
 
 def write_results(root: Path) -> Analysis:
-    """As `write_analysis`: aggregate.*, tax.*, verdicts.json, MANIFEST.tsv, each summary.json, figures/ and report.*."""
+    """As `write_analysis`: aggregate.*, tax.*, verdicts.json, MANIFEST.tsv, summary.json, figures/ and report.*."""
     return write_analysis(root, analyze, build_outputs)
 
 
@@ -87,9 +87,7 @@ def build_taxes(analysis: Analysis) -> TaxDocument:
 
 def _describe_attribution(one: Attribution) -> AttributedTax:
     return AttributedTax(
-        reference=one.row.reference,
-        phase=one.row.phase,
-        rate_per_s=one.row.rate_per_s,
+        **pick_fields(one.row, TaxedRate),
         shape=one.row.shape,
         config=one.row.config,
         metric=one.row.metric,
@@ -176,9 +174,7 @@ def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
 def _list_tax_rows(taxes: Sequence[TaxRow]) -> tuple[TaxFileRow, ...]:
     return tuple(
         TaxFileRow(
-            reference=row.reference,
-            phase=row.phase,
-            rate_per_s=row.rate_per_s,
+            **pick_fields(row, TaxedRate),
             input_tokens=row.shape.input_tokens,
             output_tokens=row.shape.output_tokens,
             config=row.config,
