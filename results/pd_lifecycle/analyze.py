@@ -20,12 +20,7 @@ from results.pd_lifecycle.cost_model import fit_costs
 from results.pd_lifecycle.documents import LifecycleNumbers
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
 from results.pd_lifecycle.half_step import assess_half_step
-from results.pd_lifecycle.overheads import (
-    find_break_evens,
-    group_by_size,
-    measure_grid_overheads,
-    measure_overheads,
-)
+from results.pd_lifecycle.overheads import find_break_evens, measure_grid_overheads, measure_overheads
 from results.pd_lifecycle.paired_requests import measure_order_effects
 from results.pd_lifecycle.phases import break_down, count_missing_phases
 from results.pd_lifecycle.read import (
@@ -108,7 +103,7 @@ def analyze(root: Path) -> LifecycleAnalysis:
         grid_overheads=measure_grid_overheads(compared),
         overheads=overheads,
         plain_overheads=plain,
-        order_effects=measure_order_effects(group_by_size(compared)),
+        order_effects=measure_order_effects(compared),
         break_evens=find_break_evens(overheads),
         plain_break_evens=find_break_evens(plain),
         first_repetitions=compare_first_repetitions(compared),

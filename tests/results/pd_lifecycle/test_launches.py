@@ -291,6 +291,15 @@ def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> No
     assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3")
 
 
+def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:
+    records = [replace(one, trial=trial) for trial in range(3) for one in grid(Truth(), sizes=(512, 2048), seed=trial)]
+    three = analyze(write_run(tmp_path, records))
+    for launches, words in ((3, "the intervals over the launches do not depend on it"), (1, "are multiplied by it")):
+        tables = build_tables(replace(three, launches=launches))
+        (note,) = [table.note for table in tables if table.title.startswith("Overhead over")]
+        assert words in note
+
+
 def _with_p(*of: tuple[float, float]) -> list[OverheadCell]:
     """Cells along N of this relative change and p, their signs at 95 %."""
     cells = [
