@@ -94,8 +94,8 @@ def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     brackets = "the 95 % spread within the launch" if few else "95 % intervals over launches"
     return (
         f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
-        f"{len(analysis.compared)} requests of {len(analysis.configs)} configurations (C tokens of prior context, N new "
-        f"ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
+        f"{len(analysis.compared)} requests of {len(analysis.configs)} configurations (C tokens of prior context, "
+        f"N new ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
         f"{figures.link_text(analysis)}",
     )
 
@@ -157,7 +157,8 @@ def _answer_overhead(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell])
     slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
     few = "this launch" if analysis.launches == 1 else "these launches"
     within = "" if analysis.launches >= MIN_PAIRED else f" within {few}"
-    over = next((one for one in analysis.grid_overheads if (one.arm, one.baseline) == (HANDOVER_ARM, most.baseline)), None)
+    compared = (HANDOVER_ARM, most.baseline)
+    over = next((one for one in analysis.grid_overheads if (one.arm, one.baseline) == compared), None)
     median = "" if over is None else f"median over {over.sizes} (C, N) {_format_change(over.median)}; "
     text = (
         f"{median}slower at {slower} and faster at {faster} of {len(known)} (C, N){within}. Extremes of {len(known)}, "

@@ -50,7 +50,7 @@ class ConfigSummary:
     """Measurements that do not count."""
     values: Mapping[str, Estimate]
     """Means over the counted repetitions with Student's t interval; from three launches on over the means of the
-    launches, and no interval where fewer than three have the configuration. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.
+    launches. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.
     Others: `bytes_gb` (10^9), `bw_gbps` (all bytes over all time in which a write was in progress), `residual_share`,
     `client_residual_share`, and COUNTED. A value that is compared with the combined instance is the mean of the means
     of both orders (results.pd_lifecycle.paired_requests)."""

@@ -236,7 +236,7 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
         ((6, 6, 2, 1), []),
         ((2, 2, 2), []),
     ],
-    ids=["one short", "two short", "half is enough", "three must remain", "all that are short or none", "none is short"],
+    ids=["one short", "two short", "half is enough", "three must remain", "all or none", "none is short"],
 )
 def test_a_launch_with_fewer_than_half_of_the_sizes_is_left_out(
     sizes_by_launch: Sequence[int], left_out: Sequence[int]
