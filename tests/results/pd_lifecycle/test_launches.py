@@ -15,6 +15,7 @@ import pytest
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analyze import analyze
 from results.pd_lifecycle.by_launch import find_incomplete_launches, size_of
+from results.pd_lifecycle.compare import build_comparable
 from results.pd_lifecycle.draw import DRAWERS, draw_overhead
 from results.pd_lifecycle.figures import build_figures, list_baselines
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
@@ -289,6 +290,15 @@ def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> No
     linearity = analyze(write_run(tmp_path, records)).criteria[2]
     assert (linearity.name, linearity.outcome, linearity.p) == ("3", Outcome.UNDECIDED, None)
     assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3")
+
+
+def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
+    """A (C, N) with the two degrees of freedom of three launches shows hardly any change."""
+    analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=6))))
+    (measure,) = [one for one in build_comparable(analysis).measures if one.table == "TTFT over the whole grid"]
+    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE}
+    (over,) = [one for one in analysis.grid_overheads if one.change.value is not None]
+    assert (measure.estimate, measure.degrees) == (over.change, 2)
 
 
 def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:
