@@ -79,8 +79,7 @@ def fit_curve(
 
 
 def explain_no_line(gamma: Estimate | None) -> str:
-    """Why no line over bytes has a limit; empty where one may. gamma: milliseconds per write operation, None = unknown.
-    """
+    """Why no line over bytes has a limit; empty where one may. gamma: milliseconds per operation, None = unknown."""
     if gamma is None or not gamma.excludes(0):
         return ""
     return (
