@@ -56,6 +56,8 @@ OURS, PEER, DIRECT = "tracon", "vllm-router", "direct"
 GOALS = {"added_ttft_p50_us": 0.9, "added_ttft_p99_us": 1.2, "cpu_us_per_request": 1.0, "cpu_us_per_chunk": 0.6}
 """Largest ratio to the peer."""
 GOAL_ROUNDS = 9
+PAUSE_MS = 4000.0
+"""Before each further token of a slow stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,28 +330,39 @@ def _show_spread(value: tuple[float, float, float] | None, unit: str = "") -> st
     return "-" if value is None else f"{value[0]:.3g}{unit} ({value[1]:.3g} to {value[2]:.3g})"
 
 
-def streams(count: int, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Hold slow streams: as many as one router's descriptors allow, and `count` over as many routers as that takes."""
+def allow_streams() -> int:
+    """Raise the soft limit of open files to the hard one; returns the streams that it allows through one router."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    possible = max(1, (limit - DESCRIPTORS_KEPT) // 2)
+    return max(1, (limit - DESCRIPTORS_KEPT) // 2)
+
+
+def hold_streams(count: int, routers: int, folder: Path) -> dict[str, Any]:
+    """Hold `count` slow streams at once, spread over `routers` routers; how many were whole, and what they cost."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(TruthServer()) for _ in range(2)]
+        urls = [server.url(ttft_ms=500, itl_ms=PAUSE_MS, ids=0) for server in servers]
+        targets = []
+        for place in range(routers):
+            own = folder / f"router{place}"
+            own.mkdir(exist_ok=True)
+            targets.append(stack.enter_context(our_router(urls, own)))
+        held = {"routers": routers, **hold([target.url for target in targets], count)}
+        held["router_rss_mb"] = sum(_rss_mb(target) for target in targets)
+        held["router_cpu_s"] = sum(_cpu_s(target) for target in targets)
+    return held
+
+
+def streams(count: int, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Hold slow streams: as many as one router's descriptors allow, and `count` over as many routers as that takes."""
+    possible = allow_streams()
     wanted = [(min(count, possible), 1)]
     if possible < count:
         wanted.append((count, -(-count // possible)))
     held = []
     for number, routers in wanted:
         say(f"{number} streams over {routers} router(s)")
-        with contextlib.ExitStack() as stack:
-            servers = [stack.enter_context(TruthServer()) for _ in range(2)]
-            urls = [server.url(ttft_ms=500, itl_ms=4000, ids=0) for server in servers]
-            targets = []
-            for place in range(routers):
-                own = folder / f"router{place}"
-                own.mkdir(exist_ok=True)
-                targets.append(stack.enter_context(our_router(urls, own)))
-            held.append({"routers": routers, **hold([target.url for target in targets], number)})
-            held[-1]["router_rss_mb"] = sum(_rss_mb(target) for target in targets)
-            held[-1]["router_cpu_s"] = sum(_cpu_s(target) for target in targets)
+        held.append(hold_streams(number, routers, folder))
     return held
 
 

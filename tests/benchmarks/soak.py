@@ -68,7 +68,7 @@ from runners.trace.formats.tracon import write_trace
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
 from state import lease as leases
 from state.store import RunStore
-from tests.benchmarks.bench_router import streams
+from tests.benchmarks.bench_router import allow_streams, hold_streams
 from tests.chaos.terminal import Console
 from tests.servers.truth_server import TruthServer
 
@@ -455,7 +455,7 @@ def main() -> None:
             trends, held = find_trends(scale, soak.samples), make_held_table(scale, soak.samples)
         if options.streams:
             made["streams_limited"] = explain_files(options.streams)
-            made["streams"] = streams(options.streams, folder, lambda text: print(text, file=sys.stderr))[0]
+            made["streams"] = hold_streams(min(options.streams, allow_streams()), 1, folder)
     print_results(made, trends, held, as_json=options.json)
 
 
