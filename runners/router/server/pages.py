@@ -224,8 +224,7 @@ class Pages:
         connection.reply_json(200, self._list_instances())
 
     async def _add_instance(self, connection: ClientConnection, request: HttpRequest) -> bool:
-        kind = next((value for name, value in request.headers if name == b"content-type"), b"")
-        if kind.partition(b";")[0].strip().lower() != b"application/json":
+        if not request.is_json:
             connection.refuse(415, "an instance is added with content-type application/json", "bad_request")
             return False
         try:

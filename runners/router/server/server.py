@@ -291,6 +291,8 @@ class Server:
             connection.refuse(503, "the router is shutting down", "closing")
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only (in nginx: proxy_http_version 1.1)", "bad_request")
+        elif b"origin" in request.named and not request.is_json:  # a browser lets any web page send it
+            connection.refuse(415, "a web page sends its request with content-type application/json", "bad_request")
         else:
             if self._is_resting:
                 self._beat_within(self._pace_s)

@@ -473,6 +473,29 @@ async def test_headers_that_connection_names_go_no_further() -> None:
     assert without_named(framed) == framed[:2]
 
 
+@pytest.mark.parametrize("kind", [b"", b"content-type: text/plain;charset=UTF-8\r\n", b"content-type: x\r\n"])
+async def test_what_any_web_page_may_send_is_neither_picked_nor_passed_on(kind: bytes) -> None:
+    """A browser asks nobody before it sends a text to another origin. vLLM refuses it, but the router would have bound
+    its session and counted its prompt as cached."""
+    session, page = b"x-session-id: s\r\n", b"origin: http://evil.example\r\n"
+    async with instances("a") as (a,), router([a]) as routed:
+        line = await answer_to(routed, raw_post(headers=page + session + kind))
+        assert line.startswith(b"HTTP/1.1 415 ")
+        assert not a.seen
+        assert routed.server._bindings.owner_of("s") == ""
+        answer = await answer_to(routed, raw_post(headers=session + kind))
+        assert answer.startswith(b"HTTP/1.1 200 "), "curl and scripts name no origin: the instance decides"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+async def test_a_web_page_behind_the_routers_own_proxy_sends_json(kind: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        headers = {"origin": "http://127.0.0.1:8080", "content-type": kind}
+        answer = await routed.http.post("/v1/completions", content=BODY, headers=headers)
+        assert answer.status_code == 200
+        assert len(a.seen) == 1
+
+
 async def test_an_index_whose_engine_does_not_report_its_capacity_is_bounded() -> None:
     async with instances("a") as (a,), router([a], instances=(InstanceSpec("a", a.url),)) as routed:
         index = routed.server._fleet.indexes["a"]
