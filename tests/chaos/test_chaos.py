@@ -213,7 +213,10 @@ def test_a_port_that_an_engine_has_is_not_taken() -> None:
         assert campaign.list_unused_ports(view, live) == [ended], "an engine starts there"
 
 
-@pytest.mark.parametrize(("asked", "kinds"), [([], KINDS), (["take"], (PORT,)), (["disk", "take"], (DISK, PORT))])
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [([], KINDS), (["take"], (PORT,)), (["disk", "take"], (DISK, PORT)), ([""], (*KINDS, PORT))],
+)
 def test_a_kind_that_older_batches_lack_comes_only_where_it_is_named(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], kinds: tuple[str, ...]
 ) -> None:
