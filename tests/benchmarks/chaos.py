@@ -13,7 +13,8 @@ the tables of docs/reliability.md from the journal.
 
 Two batches at once need ports of their own: `PYTEST_XDIST_WORKER=gw1` for the second, and a journal (`--journal`).
 
-`--kind take` is another process on an engine's port, which no batch has unless it is named; `--kind ""` names every kind.
+`--kind take` is another process on an engine's port, which no batch has unless it is named. `--kind ""` names every
+kind.
 
 A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
 is left out, and the command says so.

@@ -49,6 +49,7 @@ BOUNDS = {
     ),
     "first events": (size(proxy.PREAMBLE_LIMIT_BYTES),),
     "chunk of an instance's": (size(upstream.HELD_LIMIT_BYTES),),
+    "last pieces": (f"{proxy.TAIL_PIECES}, ",),
     "KV events: one message": (
         size(kv_events.MESSAGE_LIMIT_BYTES),
         f"{kv_events.QUEUE_LIMIT:,}",
