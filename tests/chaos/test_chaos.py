@@ -432,6 +432,14 @@ def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
     assert str(os.getpid()) in " ".join(findings.sentences)
 
 
+def test_a_folder_in_shared_memory_is_no_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs use /dev/shm for temporary folders too."""
+    monkeypatch.setattr(audit, "SHARED_MEMORY", tmp_path)
+    (tmp_path / "tmp_of_a_program").mkdir()
+    (tmp_path / "psm_1").touch()
+    assert audit.list_shared_memory() == {"psm_1"}
+
+
 def test_sockets_that_stay_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     findings = Findings()
