@@ -117,9 +117,8 @@ def list_left(options: argparse.Namespace, kinds: Sequence[str], seed: int) -> l
 
 def choose_seed(options: argparse.Namespace, kinds: Sequence[str]) -> int:
     """The seed of the batch to play; a batch that is done is passed over only with `--next-seed`."""
-    if not options.next_seed:
-        return int(options.seed)
-    return next(seed for seed in count(options.seed) if list_left(options, kinds, seed))
+    first = int(options.seed)
+    return next(seed for seed in count(first) if list_left(options, kinds, seed)) if options.next_seed else first
 
 
 def choose_scripts(options: argparse.Namespace, kinds: Sequence[str]) -> list[Script]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from runners.router import facts, migration_feed
@@ -24,7 +25,7 @@ def size(count: int) -> str:
     return f"{count} bytes"
 
 
-BOUNDS = {
+BOUNDS: Mapping[str, tuple[str, ...]] = {
     "head; trailers": (size(upstream.HEAD_LIMIT_BYTES),),
     "head of an instance's response": (size(upstream.HEAD_LIMIT_BYTES),),
     "headers of one head": (f"{front.HEADER_LIMIT}",),
