@@ -246,6 +246,8 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
         return f"instance {name}: kv_role is {role!r}", f"one of {', '.join(KV_ROLES)}, as its connector was started"
     if role == unfit:
         return f"instance {name}: its role is {spec.role}, and its connector is a {role}", "kv_both, or the other one"
+    if has_user(transfer.bootstrap):
+        return f"instance {name}: its bootstrap contains a user or a password", "the URL without them, http://HOST:PORT"
     if transfer.transport == "mooncake" and role != "kv_consumer" and not _is_http(transfer.bootstrap):
         return (
             f"instance {name}: bootstrap {transfer.bootstrap!r} is no http(s) URL",

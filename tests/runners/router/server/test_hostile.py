@@ -23,7 +23,7 @@ from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, KEY_BYTES, PARSE
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.server.server import STREAMS_LIMIT, Server
-from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
+from runners.router.spec import InstanceSpec, KvEndpoint, Limits, RouterError, RouterSpec
 from tests.runners.router.routers import BODY, SHORT, Router, instances, raw_post, router, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -530,10 +530,14 @@ async def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPat
     assert [reader is threading.main_thread() for reader in readers] == [True, False]
 
 
-def test_an_instances_url_carries_no_credentials() -> None:
-    with pytest.raises(RouterError, match="contains a user or a password") as refused:
-        RouterSpec((InstanceSpec("a", "http://me:secret@127.0.0.1:8000"),))
-    assert "secret" not in f"{refused.value} {refused.value.remedy}"
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_an_instances_urls_carry_no_credentials(scheme: str) -> None:
+    url = f"{scheme}://me:secret@127.0.0.1:8000"
+    bootstrap = KvEndpoint("mooncake", bootstrap=url)
+    for instance in (InstanceSpec("a", url), InstanceSpec("a", "http://127.0.0.1:8000", transfer=bootstrap)):
+        with pytest.raises(RouterError, match="contains a user or a password") as refused:
+            RouterSpec((instance,))
+        assert "secret" not in f"{refused.value} {refused.value.remedy}"
 
 
 def test_no_depth_of_json_makes_reading_fail() -> None:
