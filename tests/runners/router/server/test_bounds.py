@@ -84,4 +84,4 @@ def test_each_bound_of_the_page_is_the_codes() -> None:
         missing = [text for text in BOUNDS[max(begins, key=len)] if text not in row]
         assert not missing, row
     assert len(rows) == len(BOUNDS)
-    assert proxy._RESPONSE_ID.pattern.endswith(rb"{1,200})\"")
+    assert proxy._RESPONSE_ID.pattern.endswith(rb'{1,200})"')
