@@ -229,13 +229,7 @@ def _join_loads(calibrations: Sequence[Calibration], series: str, *, near_satura
     for one in calibrations:
         for load, own in one.list_loads(series, near_saturation=near_saturation).items():
             parts.setdefault(load, []).append(own)
-    return [
-        LoadErrors(
-            tuple(error for own in alike for error in own.errors),
-            tuple(repeat for own in alike for repeat in own.repeats),
-        )
-        for alike in parts.values()
-    ]
+    return [LoadErrors(tuple(cell for own in alike for cell in own.cells)) for alike in parts.values()]
 
 
 _Policies = defaultdict[str, dict[int, float]]
