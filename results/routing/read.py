@@ -75,19 +75,32 @@ def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
 def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """The finished cells below `root` in the order they were measured, and all gaps. A bad cell is a gap.
 
-    Only those of this variation, under the labels that their policies have without it.
+    Only those of this variation, under the labels that their policies have without it; of policies that it does not
+    change, those without a variation.
     """
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
+    unchanged = _list_unchanged(root, variation)
     for layout in trial_layouts(root):
         record = _read_record(layout.cell)
         if isinstance(record, Gap):
             gaps.append(record)
-        elif record.variation == variation:
-            record = replace(record, label=record.label.removesuffix(f" vary={variation}"))
+        elif record.variation == variation or (not record.variation and record.label in unchanged):
+            record = replace(record, label=_strip_variation(record.label, variation))
             cells.append(_load_artifacts(layout, record))
             gaps.extend(cells[-1].gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
+
+
+def _list_unchanged(root: Path, variation: str) -> frozenset[str]:
+    """Labels of policies that the plan has without a variation and not under this one: it changes nothing of them."""
+    planned = read_planned_cells(root) if variation else ()
+    varied = {_strip_variation(cell.label, variation) for cell in planned if cell.variation == variation}
+    return frozenset(cell.label for cell in planned if not cell.variation) - varied
+
+
+def _strip_variation(label: str, variation: str) -> str:
+    return label.removesuffix(f" vary={variation}")
 
 
 def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:

@@ -1,6 +1,7 @@
 """Every policy of a simulated run again, with one coefficient of the engine model, or one trait of the load, changed.
 
 A variation is `COEFFICIENT*FACTOR`, `trace=NAME` for one of the preset's `traces`, or `engine=NAME` for another model.
+A policy that a variation cannot change is not simulated again: its cells at the model's own values stand for it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import msgspec
 
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model
-from runners.experiments.routing.grid import Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile, engine_names
+from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
+from runners.router.policies import make_policy, may_migrate
+from runners.simulator.engine_file import EngineFile, Link, engine_names
 
 OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
@@ -23,7 +25,8 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 def expand_variations(grid: Grid) -> Grid:
-    """The grid with each policy again for each variation. Raises RunnerError for one that changes nothing."""
+    """The grid with each policy again for each variation that changes it. Raises RunnerError for a coefficient that the
+    engine model does not have, or has as 0."""
     if not grid.sensitivity:
         return grid
     if grid.simulation is None:
@@ -35,7 +38,12 @@ def expand_variations(grid: Grid) -> Grid:
     variations = tuple(_list_variations(grid))
     for variation in variations:
         vary_engine(read_model(grid, variation), variation)
-    varied = tuple(_vary_policy(grid, policy, variation) for variation in variations for policy in grid.policies)
+    varied = tuple(
+        _vary_policy(grid, policy, variation)
+        for variation in variations
+        for policy in grid.policies
+        if _changes(variation, policy)
+    )
     return msgspec.structs.replace(grid, policies=(*grid.policies, *varied))
 
 
@@ -57,6 +65,20 @@ def _varies_coefficient(variation: str) -> bool:
     return _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
 
 
+def _changes(variation: str, policy: PolicyChoice) -> bool:
+    """Whether its cells can differ: a threshold changes policies that have it, the link those that move KV."""
+    name = variation.partition("*")[0]
+    if name in THRESHOLDS:
+        return name in policy.parameters
+    return name not in Link.__struct_fields__ or _may_move_kv(policy)
+
+
+def _may_move_kv(policy: PolicyChoice) -> bool:
+    """By a handover to a decode instance, or by a migration."""
+    hands_over = policy.prefill_instances > 0 or policy.name == POOLED
+    return policy.moves_kv and (hands_over or may_migrate(make_policy(policy.name, policy.parameters)))
+
+
 def _split(variation: str) -> tuple[str, float]:
     name, _, factor = variation.partition("*")
     return name, float(factor)
@@ -71,7 +93,7 @@ def _vary_policy(grid: Grid, policy: PolicyChoice, variation: str) -> PolicyChoi
     name, factor = _split(variation)
     if name == ARRIVALS:
         return msgspec.structs.replace(varied, time_scale=grid.time_scale(policy) / factor)
-    if name in THRESHOLDS and name in policy.parameters:
+    if name in THRESHOLDS:
         changed = policy.parameters[name] * factor
         whole = round(changed) if isinstance(policy.parameters[name], int) else changed
         return msgspec.structs.replace(varied, parameters=policy.parameters | {name: whole})
