@@ -213,37 +213,61 @@ def analyze(root: Path) -> RoutingAnalysis:
     """
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
-    analysis = analyze_variation(root, "")
-    conditional = judge_variations(
-        root, _list_judged(analysis), analysis.loads, lambda name: _list_judged(analyze_variation(root, name))
-    )
+    judged = _judge_cells(root, "")
+    conditional = judge_variations(root, judged.every, judged.loads, lambda name: _judge_cells(root, name).every)
+    analysis = _analyze_judged(root, judged)
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
-def _list_judged(analysis: RoutingAnalysis) -> tuple[LoadJudgement, ...]:
-    return (*analysis.claims_by_load, *analysis.points_by_load)
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The claims and decision points of the cells of one variation, and what they rest on."""
+
+    facts: RunFacts
+    cells: tuple[LoadedCell, ...]
+    summaries: tuple[RoutedSummary, ...]
+    measurements: Measurements
+    policies: Mapping[str, str]
+    """Label to the policy's name, in the order of tables."""
+    loads: tuple[Load, ...]
+    pairs: tuple[Pair, ...]
+    couplings: tuple[Coupling, ...]
+    moves: Moves
+    floor: LoadFloor | None
+    specified: Mapping[str, str]
+    """As `policies`, of those that may be a row of the specification."""
+    even: frozenset[str]
+    """Labels of static pools of one size."""
+    settings: tuple[specification.Setting, ...]
+    claims: tuple[LoadJudgement, ...]
+    points: tuple[LoadJudgement, ...]
+    gaps: tuple[Gap, ...]
+    """Of what was read."""
+
+    @property
+    def every(self) -> tuple[LoadJudgement, ...]:
+        """Claims and decision points."""
+        return (*self.claims, *self.points)
 
 
-def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Analyze the cells of one variation; empty = those that vary nothing."""
+def _judge_cells(root: Path, variation: str) -> _Judged:
+    """Judge the cells of one variation; empty = those that vary nothing, which alone are read for figures too."""
     facts, fact_gaps = run_facts(root)
-    cells, cell_gaps = load_cells(root, variation)
-    rows, row_gaps = read_interference(root)
+    cells, cell_gaps = load_cells(root, variation, with_samples=not variation)
     summaries = tuple(summary_of(cell) for cell in cells)
     measurements = Measurements(cells, summaries)
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
-    planned = [cell for cell in read_planned_cells(root) if cell.variation == variation]
     loads = group_by_load(cells, labels)
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
     couplings = fit_couplings(measurements, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
-    logs, log_gaps = read_logs(root, cells)
+    logs, log_gaps = read_logs(root, cells, with_pending=not variation)
     log_facts = facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
     specified, splits = _specified_policies(cells, policies), _split_pools(summaries)
-    even = {label for label, (prefill, decode) in splits.items() if prefill == decode}
+    even = frozenset(label for label, (prefill, decode) in splits.items() if prefill == decode)
     by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
@@ -251,34 +275,47 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
     settings = max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=())
     judged = (*judge_claims(arms, pairs, moves), *judge_sweeps(loads, arms, settings, measurements))
     claims, points = _correct_together(judged, floor, simulated=bool(facts.simulated))
+    return _Judged(
+        facts, cells, summaries, measurements, policies, loads, pairs, couplings, moves, floor, specified, even,
+        settings, claims, points, (*fact_gaps, *cell_gaps, *log_gaps),
+    )  # fmt: skip
+
+
+def _analyze_judged(root: Path, judged: _Judged) -> RoutingAnalysis:
+    """Everything else about the cells that vary nothing."""
+    cells, summaries, measurements = judged.cells, judged.summaries, judged.measurements
+    labels, loads = tuple(judged.policies), judged.loads
+    parameters = {summary.label: summary.parameters for summary in summaries}
+    rows, row_gaps = read_interference(root)
+    planned = [cell for cell in read_planned_cells(root) if not cell.variation]
     return RoutingAnalysis(
-        facts=facts,
+        facts=judged.facts,
         cells=summaries,
         labels=labels,
-        policies=policies,
+        policies=judged.policies,
         baseline=labels[0] if labels else "",
         trials=measurements.trials,
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
-        pairs=pairs,
+        pairs=judged.pairs,
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
         standings=rank_labels(measurements, loads),
-        couplings=couplings,
-        **_predict_curves(measurements, couplings, loads, cells),
+        couplings=judged.couplings,
+        **_predict_curves(measurements, judged.couplings, loads, cells),
         **_measure_pools_held(cells, labels),
         interference=summarize_interference(rows),
-        moves=moves,
-        floor=floor,
-        points_by_load=points,
+        moves=judged.moves,
+        floor=judged.floor,
+        points_by_load=judged.points,
         pools=measure_pools(cells, labels, measurements),
-        paper=specification.end_to_end_rows(specified, parameters, even),
-        ablation=specification.ablation_rows(specified, parameters),
+        paper=specification.end_to_end_rows(judged.specified, parameters, judged.even),
+        ablation=specification.ablation_rows(judged.specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
-        settings=settings,
-        claims_by_load=claims,
+        settings=judged.settings,
+        claims_by_load=judged.claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
-        gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
+        gaps=(*judged.gaps, *row_gaps, *_find_gaps(root, cells, planned, rows)),
         selected=measurements.selected,
     )
 

@@ -33,6 +33,7 @@ class LoadedCell:
     turns: Turns | None
     picks: PickCounts | None
     samples: tuple[EngineSample, ...]
+    """Empty where they were not read."""
     path: str
     """The cell record's file, below the run's folder."""
     gaps: tuple[Gap, ...] = ()
@@ -72,11 +73,13 @@ def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
         return ()
 
 
-def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+def load_cells(
+    root: Path, variation: str = "", *, with_samples: bool = True
+) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """The finished cells below `root` in the order they were measured, and all gaps. A bad cell is a gap.
 
     Only those of this variation, under the labels that their policies have without it; of policies that it does not
-    change, those without a variation.
+    change, those without a variation. `with_samples`: read the engines' samples too.
     """
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
@@ -87,7 +90,7 @@ def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...],
             gaps.append(record)
         elif record.variation == variation or (not record.variation and record.label in unchanged):
             record = replace(record, label=_strip_variation(record.label, variation))
-            cells.append(_load_artifacts(layout, record))
+            cells.append(_load_artifacts(layout, record, with_samples=with_samples))
             gaps.extend(cells[-1].gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
 
@@ -103,10 +106,10 @@ def _strip_variation(label: str, variation: str) -> str:
     return label.removesuffix(f" vary={variation}")
 
 
-def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
+def _load_artifacts(layout: TrialLayout, record: RoutingCell, *, with_samples: bool) -> LoadedCell:
     turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)
-    samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
+    samples, sample_gaps = read_rows(layout.engines, EngineSample, record) if with_samples else ((), ())
     missing = [
         Gap(artifact_name(path), "is missing")
         for path in (layout.config, layout.summary, layout.breakdown, layout.apc, layout.gpu_util)
