@@ -82,6 +82,13 @@ class ChildProcess(Generic[LineOf]):
             on_tick(line.tick)
         return line
 
+    async def send_line(self, line: bytes) -> None:
+        """Write a line to its standard input; nothing where it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(line + b"\n")
+            await self._process.stdin.drain()
+
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()

@@ -51,6 +51,15 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     0 = none. A live router's `prewarm` names tokens, which simulated prompts do not have."""
 
 
+class SimulationTask(msgspec.Struct, frozen=True):
+    """One line of the standard input of a simulation's process."""
+
+    spec: str
+    """The file of a SimulationSpec."""
+    pace: float = 0.0
+    """As `simulate` has it."""
+
+
 class SimulationTick(msgspec.Struct, frozen=True):
     """How a simulation stands, about once per second of the host's time, and at its end."""
 

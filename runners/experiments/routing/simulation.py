@@ -1,6 +1,6 @@
 """The cells of a simulated run: the router and replay of a live cell before engines that are a model.
 
-A cell is a process of its own; as many run at once as there are cores, and the journal takes each when it ends. A run
+As many processes as there are cores simulate one cell after another, and the journal takes each when it ends. A run
 with a pace simulates one cell at a time, and its instances are in the journal as those of a live run are.
 """
 
@@ -87,9 +87,13 @@ class SimulatedCells:
 
     async def _simulate_paced(self, cell: CellPlan, attempt: int) -> CellOutcome:
         task = await self._prepare_task(cell, attempt)
+        simulations = LocalSimulations()
         with self._announce_instances(cell, task.spec.router.instances) as names:
             watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit, names, self._pace)
-            ended = await LocalSimulations().run(task.spec, task.layout.router_spec, watch.show, self._pace)
+            try:
+                ended = await simulations.run(task.spec, task.layout.router_spec, watch.show, self._pace)
+            finally:
+                await simulations.close()
         return await self._publish(cell, attempt, task, ended)
 
     @contextmanager
