@@ -69,8 +69,7 @@ async def test_one_process_runs_one_simulation_after_another_with_the_bytes_of_a
 async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
     simulations: LocalSimulations, trace: Path, tmp_path: Path
 ) -> None:
-    wrong = make_spec(trace, "sticky", tmp_path / "wrong")
-    wrong = msgspec.structs.replace(wrong, replay=msgspec.structs.replace(wrong.replay, block_tokens=1))
+    wrong = make_spec(trace, "sticky", tmp_path / "wrong", block_tokens=16)
     with pytest.raises(SimulationError, match="blocks of"):
         await run(simulations, wrong, tmp_path / "wrong")
     assert not list_processes(), "a process whose simulation failed takes no other"
