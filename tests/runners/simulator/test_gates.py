@@ -233,7 +233,7 @@ def test_too_few_loads_are_counted_and_their_values_shown() -> None:
     few = "2 held-out loads and 1 held-out load with a repetition, a verdict needs 3"
     assert gate.reason.startswith(f"{few}: bias +6.5 %, mean error 6.5 %")
     assert gate.point == "fails"
-    assert gate.measured.value == pytest.approx(0.065)
+    assert gate.measured.value == pytest.approx(0.065, abs=1e-4)
     assert gate.measured.low is None
 
 
