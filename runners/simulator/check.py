@@ -66,11 +66,14 @@ class Check:
     contention: tuple[Contention, ...]
     simulated: Mapping[str, str]
     """Folder of each simulated run, with the digest of its cells before they were judged."""
+    hosts: tuple[str, ...] = ()
+    """Whether the hosts of the runs that judge the calibration were at rest, in sentences."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each pair of policies that turns round, and for each load under which engines shared cores."""
-        return (*self._describe_flips(), *self._describe_contention())
+        """Sentences for each pair of policies that turns round, for each load under which engines shared cores, and for
+        the hosts."""
+        return (*self._describe_flips(), *self._describe_contention(), *self.hosts)
 
     def _describe_flips(self) -> Iterator[str]:
         for rank in self.ranks:
@@ -121,7 +124,8 @@ def check_runs(runs: Sequence[Path]) -> Check:
         judge_apc(loads["apc"]),
         *(rank.judgement for rank in ranks),
     )
-    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests)
+    hosts = tuple(f"{run.name}: {note}" for run in runs if run.name in fits for note in facts[run].host_notes)
+    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests, hosts)
 
 
 class _Grid(msgspec.Struct, frozen=True):

@@ -349,6 +349,8 @@ def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Pa
     assert shown["passed"] is False
     assert {gate["name"]: gate["outcome"] for gate in shown["gates"]}["parity"] == "fails"
     assert len(shown["parity"]) == 18
+    hosts = [note for note in shown["hosts"] if note.startswith(f"{fitted.name}: The host was ")]
+    assert len(hosts) == 1, "whether the run of the calibration was at rest"
 
 
 def copy_as_simulated(live: Path, folder: Path, engine: EngineFile) -> Path:
