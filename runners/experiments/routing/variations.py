@@ -14,7 +14,6 @@ import msgspec
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
-from runners.router.policies import make_policy, may_migrate
 from runners.simulator.engine_file import EngineFile, Link, engine_names
 
 OTHER_TRACE = "trace="
@@ -75,6 +74,8 @@ def _changes(variation: str, policy: PolicyChoice) -> bool:
 
 def _may_move_kv(policy: PolicyChoice) -> bool:
     """By a handover to a decode instance, or by a migration."""
+    from runners.router.policies import make_policy, may_migrate
+
     hands_over = policy.prefill_instances > 0 or policy.name == POOLED
     return policy.moves_kv and (hands_over or may_migrate(make_policy(policy.name, policy.parameters)))
 
