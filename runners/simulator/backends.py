@@ -61,7 +61,8 @@ class LocalSimulations:
     ) -> SimulationOutcome:
         """As `Simulations.run`. `pace`: as `simulate` has it."""
         write_spec(path, spec, SimulationError)
-        child, line = await self._take_process(), None
+        child = await self._take_process()
+        line: SimulationLine | None = None
         try:
             await child.send_line(msgspec.json.encode(SimulationTask(str(path), pace)))
             line = await child.follow_ticks(on_tick)
