@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from runners.errors import RunnerError
-from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model
+from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model, shape_model
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
 from runners.simulator.engine_file import EngineFile, Link, engine_names
 
@@ -25,7 +26,7 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 def expand_variations(grid: Grid) -> Grid:
     """The grid with each policy again for each variation that changes it. Raises RunnerError for a coefficient that the
-    engine model does not have, or has as 0."""
+    engine model does not have, has as 0, or has replaced by a setting of the grid."""
     if not grid.sensitivity:
         return grid
     if grid.simulation is None:
@@ -34,14 +35,10 @@ def expand_variations(grid: Grid) -> Grid:
     if unknown:
         known = ", ".join(engine_names())
         raise RunnerError(f"sensitivity.engines: {unknown[0]} does not come with Tracon", remedy=f"there are {known}")
-    variations = tuple(_list_variations(grid))
-    for variation in variations:
-        vary_engine(read_model(grid, variation), variation)
     varied = tuple(
         _vary_policy(grid, policy, variation)
-        for variation in variations
-        for policy in grid.policies
-        if _changes(variation, policy)
+        for variation in _list_variations(grid)
+        for policy in _list_changed(grid, variation)
     )
     return msgspec.structs.replace(grid, policies=(*grid.policies, *varied))
 
@@ -64,12 +61,27 @@ def _varies_coefficient(variation: str) -> bool:
     return _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
 
 
-def _changes(variation: str, policy: PolicyChoice) -> bool:
-    """Whether its cells can differ: a threshold changes policies that have it, the link those that move KV."""
+def _list_changed(grid: Grid, variation: str) -> tuple[PolicyChoice, ...]:
+    """The policies whose cells it can change: a threshold those that have it, the link those that move KV."""
     name = variation.partition("*")[0]
     if name in THRESHOLDS:
-        return name in policy.parameters
-    return name not in Link.__struct_fields__ or _may_move_kv(policy)
+        return tuple(policy for policy in grid.policies if name in policy.parameters)
+    if not _varies_coefficient(variation):
+        return grid.policies
+    own = read_model(grid)
+    varied = vary_engine(own, variation)
+    changed = tuple(policy for policy in grid.policies if _changes_engines(grid, policy, own, varied))
+    if not changed and name not in Link.__struct_fields__:
+        raise RunnerError(f"{name} changes nothing: a setting of the preset's engines replaces it", remedy=REMEDY)
+    return changed
+
+
+def _changes_engines(grid: Grid, policy: PolicyChoice, own: EngineFile, varied: EngineFile) -> bool:
+    size = None if policy.kv_cache_memory_bytes is UNSET else policy.kv_cache_memory_bytes
+    roles = set(grid.roles(policy))
+    if any(shape_model(grid, own, role, size) != shape_model(grid, varied, role, size) for role in roles):
+        return True
+    return own.link != varied.link and _may_move_kv(policy)
 
 
 def _may_move_kv(policy: PolicyChoice) -> bool:

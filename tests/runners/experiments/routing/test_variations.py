@@ -62,11 +62,13 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coefficient", "message"), [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0")]
+    ("coefficient", "message"),
+    [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0"), ("kv_capacity_tokens", "changes nothing")],
 )
 def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
+    setting = "engine.kv_cache_memory_bytes=20615843020"
     with pytest.raises(RunnerError, match=message):
-        plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]')
+        plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]', setting)
 
 
 def test_every_policy_is_planned_again_under_each_variation_that_changes_it() -> None:
