@@ -55,7 +55,7 @@ from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, re
 from results.routing.scale import measure_scale
 from results.routing.summary import RoutedSummary, summary_of
 from results.routing.sweep_claims import judge_sweeps
-from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
+from results.routing.verdicts import JUDGED, LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, correct_together
 
 NO_LOG = (
@@ -251,7 +251,7 @@ class _Judged:
 
 
 def _judge_cells(root: Path, variation: str) -> _Judged:
-    """Judge the cells of one variation; empty = those that vary nothing, which alone are read for figures too."""
+    """Judge the cells of one variation; empty = those that vary nothing, whose other numbers a report shows too."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation, with_samples=not variation)
     summaries = tuple(summary_of(cell) for cell in cells)
@@ -259,7 +259,8 @@ def _judge_cells(root: Path, variation: str) -> _Judged:
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
     loads = group_by_load(cells, labels)
-    pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
+    metrics = [metric for metric in all_metrics() if not variation or metric.name in JUDGED]
+    pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels, metrics))
     couplings = fit_couplings(measurements, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells, with_pending=not variation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -148,12 +148,14 @@ def value_of(measurements: Measurements, label: str, metric: Metric) -> Estimate
     return level_interval(measurements.get(label, metric), most=1.0 if metric.unit == "share" else math.inf)
 
 
-def compare_labels(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
-    """Every metric of every two labels, the later one in `labels` against the earlier."""
+def compare_labels(
+    measurements: Measurements, labels: Sequence[str], metrics: Collection[Metric] | None = None
+) -> tuple[Pair, ...]:
+    """Each of `metrics` (None = all) of every two labels, the later one in `labels` against the earlier."""
     return tuple(
         compare_two(measurements, second, first, metric)
         for first, second in combinations(labels, 2)
-        for metric in all_metrics()
+        for metric in (all_metrics() if metrics is None else metrics)
     )
 
 

@@ -125,6 +125,14 @@ then that LMetric finds by itself most of what unified's affinity gives.
 
 Which of two is slower on this trace is the log's claim, and its trace has an end: the order needs no steady state.
 """
+KV_WALL = "ttft_p50_s"
+"""The metric of static pools in 3.2."""
+JUDGED = frozenset(
+    {KV_WALL}
+    | {one.metric for one in (COUPLING, LOCALITY, INTERFERENCE, *ABLATION, *ORDER)}
+    | {metric for one in DOMINANCES for metric in one.better}
+)
+"""Metrics that the claims compare two policies in."""
 KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
 """Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
 
@@ -192,7 +200,7 @@ def _list_pools(arms: Arms) -> Iterator[PairClaim]:
             f"kv-wall{split}",
             f"3.2: static pools meet the KV wall{split}",
             f"static PD-disaggregation's TTFT p50{split and f' ({row})'} is higher than load-balance's",
-            row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, find_lack=Scale.lacks_loop,
+            row, LOAD_BALANCE, KV_WALL, Verdict.HIGHER, find_lack=Scale.lacks_loop,
         )  # fmt: skip
 
 
