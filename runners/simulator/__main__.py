@@ -1,4 +1,4 @@
-"""`python -m runners.simulator` runs simulations, one after another: each line of its standard input is a SimulationTask.
+"""`python -m runners.simulator` runs one simulation after another; each line of its standard input is a SimulationTask.
 
 Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. It ends at once when its
 standard input, a pipe from the parent, reaches its end: the parent died, or has no more simulations.

@@ -245,7 +245,7 @@ def _name_lacking(loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErr
     """Why no load that may be judged has a repetition."""
     if not loads:
         return "every held-out load is near saturation" if near_saturation else "no cell was held out of the fit"
-    twice = any(one.repeats for one in near_saturation)
+    twice = any(one.repeated for one in near_saturation)
     return "every load that was measured twice is near saturation" if twice else "no load was measured twice"
 
 
@@ -269,9 +269,7 @@ def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
     return replace(over_loads, low=low, high=high, basis=over)
 
 
-def _spread_of_launches(
-    loads: Sequence[Sequence[_LaunchValue]], means: Sequence[float]
-) -> tuple[int, float | None]:
+def _spread_of_launches(loads: Sequence[Sequence[_LaunchValue]], means: Sequence[float]) -> tuple[int, float | None]:
     """The number of launches, and half the width of the interval that their spread alone gives the mean over loads;
     None below MIN_PAIRED of them. `means`: of each load.
 

@@ -275,7 +275,11 @@ def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
     def cell(name: str, ttft_s: float, launch: str) -> CellComparison:
         return CellComparison(name, False, (1.0, 128, 16), {"ttft_s": ttft_s}, {"ttft_s": 0.3}, None, launch=launch)
 
-    cells = (cell("sweep/t0", 0.2, "run/plain-1"), cell("confirm/t0", 0.2, "run/plain-1"), cell("t1", 0.4, "run/plain-2"))
+    cells = (
+        cell("sweep/t0", 0.2, "run/plain-1"),
+        cell("confirm/t0", 0.2, "run/plain-1"),
+        cell("t1", 0.4, "run/plain-2"),
+    )
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.launch for cell in load.cells] == ["run/plain-1", "run/plain-1", "run/plain-2"]

@@ -214,7 +214,9 @@ def test_what_launches_differ_by_widens_the_interval_and_fewer_than_three_give_n
 def test_noise_of_the_real_cells_alone_is_no_bias() -> None:
     """Real cells that are 30 % above and below an exact model: the mean of the errors would be +3.4 %."""
     loads = [
-        LoadErrors(tuple(HeldOutCell(f"launch {number}", error, 0.3) for number, error in enumerate((0.3, 1 / 1.3 - 1))))
+        LoadErrors(
+            tuple(HeldOutCell(f"launch {number}", error, 0.3) for number, error in enumerate((0.3, 1 / 1.3 - 1)))
+        )
         for _ in range(3)
     ]
     assert judge_errors("ttft_p90_s", loads).measured.value == pytest.approx(0.0, abs=1e-12)

@@ -1,4 +1,4 @@
-"""Simulations in processes of this host: one process runs several, its bytes are those of a fresh one, and none is left."""
+"""Simulations in processes of this host: one runs several, with the bytes of a fresh one; none is left."""
 
 from __future__ import annotations
 
