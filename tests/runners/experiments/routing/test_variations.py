@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_every_policy_is_planned_again_under_each_variation_that_changes_it() ->
     varied = 'sensitivity.coefficients=["base_s", "latency_s", "arrival_rate", "hot_tokens"]'
     plan = plan_run(varied, OTHER_MODEL, "traces.more-skew.sessions=12").plan
     params = [cell.params for cell in plan.cells if cell.kind == "replay" and cell.trial == 0]
-    by_variation: dict[str, list[dict[str, Any]]] = {}
+    by_variation: dict[str, list[Mapping[str, Any]]] = {}
     for one in params:
         by_variation.setdefault(one.get("variation", ""), []).append(one)
     moving = ("latency_s*0.7", "latency_s*1.3")
