@@ -77,7 +77,7 @@ async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
     (idle,) = list_processes()
     os.kill(idle, signal.SIGKILL)
     async with asyncio.timeout(WITHIN_S):
-        while psutil.pid_exists(idle):  # noqa: ASYNC110  (a condition on another process)
+        while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
             await asyncio.sleep(0.01)
     await run(simulations, make_spec(trace, "sticky", tmp_path / "second"), tmp_path / "second")
     await simulations.close()
