@@ -205,7 +205,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action("help", ("question_mark",), "Help", "keys, and what every number means", CONSOLE, EVERYWHERE, footer=True),
     Action("command_palette", ("ctrl+p",), "Palette", "find an action by name, choose a theme", CONSOLE, EVERYWHERE),
-    Action("quit", ("q", "ctrl+c"), "Quit", "leave the console; the run goes on", CONSOLE, EVERYWHERE, footer=True),
+    Action("quit", ("q", "ctrl+c"), "Quit", "leave the console; the run continues", CONSOLE, EVERYWHERE, footer=True),
 )
 
 BY_ID = {action.id: action for action in ACTIONS}

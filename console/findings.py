@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 EVERY_S = 10.0
 """Least time between the starts of two analyzes."""
 NICENESS = 10
-"""Of the thread: a run on the same host goes first."""
+"""Niceness of the thread: a run on the same host goes first."""
 PAGE = "page"
 """The section that has the run on one page, where its experiment has one."""
 WHOLE = "report"

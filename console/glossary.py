@@ -17,3 +17,8 @@ class Entry:
     source: str
     watch: str = ""
     """What is worth a second look."""
+
+    @property
+    def meaning(self) -> str:
+        """The term's meaning, after its name where the label is another or shorter one."""
+        return self.term.meaning if self.term.name in self.label else f"{self.term.name}: {self.term.meaning}"

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from launch.builtin_models import builtin_folder
-from launch.environment import Engine, inherited_env, redact, redact_arguments
+from launch.environment import Engine
 from launch.errors import LaunchError
 from launch.gpu_devices import VISIBLE, engine_devices
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, EngineSettings, Profile
+from launch.redaction import inherited_env, redact, redact_arguments
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.layout import ConfigLayout, write_atomic
 

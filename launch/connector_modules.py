@@ -6,7 +6,7 @@ from pathlib import Path
 
 CONNECTORS = ("mooncake", "nixl", "lmcache")
 _MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
-"""Of each connector, the module that loads its compiled part; LMCache's has none."""
+"""For each connector, the module that loads its compiled part; LMCache's has none."""
 _LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
 """What vLLM's connector imports of LMCache."""
 _LMCACHE_KERNELS = ("cuda_ops", "c_ops")

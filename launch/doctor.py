@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,30 +14,32 @@ from typing import Any
 from launch import patching
 from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
-from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
+from launch.environment import COMPONENTS, Engine, find_engine, home
 from launch.errors import LaunchError
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
 from launch.gpu_devices import VISIBLE, is_among, list_gpus, visible_devices
 from launch.gpu_modes import SHARING, check_sharing
-from launch.host import read_host
+from launch.host_checks import (
+    check_cpu,
+    check_disk,
+    check_instruction_set,
+    check_libc,
+    check_memory,
+    check_ports,
+    describe_mooncake_ports,
+    describe_part,
+)
 from launch.install_plan import DISK_BYTES, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
-from launch.ports import is_free
 from launch.profile import Profile
 from launch.rdma_checks import RDMA
 from launch.vllm_fit import describe_fit
 from state.workspace import default_root
 
-PORTS_LOOKED_AT = 32
-"""From the port base on; an engine takes one to four."""
 RUN_BYTES = 2_000_000_000
 """Room that a run's artifacts should find."""
-ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_000_000}
-"""Memory that should be available on the host for one engine."""
 INFINIBAND = Path("/sys/class/infiniband")
-LEAST_GLIBC = (2, 31)
-"""Of the wheels in the CUDA lock, llguidance's asks for the latest."""
 DRIVER_LIBRARY = "libcuda.so.1"
 """It comes with NVIDIA's driver, not with any package."""
 ROWS_OF: Mapping[str, tuple[str, ...]] = {
@@ -109,14 +110,14 @@ def examine(
         *_check_accelerator(kind, engine, gpu_memory_share, profile),
         *_check_sharing(kind, requires, profile),
         *((check_libc(),) if kind == "cuda" and existing is None else ()),
-        _check_ports(port_base),
-        *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
-        _check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
-        _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
-        _check_memory(kind),
-        _check_cpu(),
-        _check_instruction_set(flags),
-        *(_describe_part(part) for part in parts),
+        check_ports(port_base),
+        *([describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
+        check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
+        check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
+        check_memory(kind),
+        check_cpu(),
+        check_instruction_set(flags),
+        *(describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
     ]
     shared = {row.what: row for row in rows if row.what in (RDMA, SHARING)}
@@ -304,95 +305,11 @@ def _check_accelerator(
 
 
 def _check_sharing(kind: str, requires: Mapping[str, Sequence[str]], profile: Profile | None) -> tuple[Row, ...]:
-    """Of the configs with NIXL, whose proof may take two engines on one GPU."""
+    """Check the configs with NIXL, whose proof may take two engines on one GPU."""
     if kind != "cuda" or not any("nixl" in needs for needs in requires.values()):
         return ()
     row = check_sharing(1 if profile is None else profile.engine.tensor_parallel_size)
     return () if row is None else (row,)
-
-
-def check_libc() -> Row:
-    """Whether the wheels of the CUDA lock can be installed: by the version of glibc."""
-    name, version = platform.libc_ver()
-    least = ".".join(map(str, LEAST_GLIBC))
-    shown = f"{name} {version}".strip() or "no glibc"
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if name == "glibc" and numbers >= LEAST_GLIBC:
-        return Row("glibc", OK, version)
-    detail = f"{shown}: some wheels of `tracon engine install cuda` need glibc {least} or later"
-    remedy = f"use a system with glibc {least} (Ubuntu 20.04, Debian 11, RHEL 9) or a container image of one"
-    return Row("glibc", MISSING, detail, remedy)
-
-
-def _check_ports(port_base: int) -> Row:
-    ports = range(port_base, min(port_base + PORTS_LOOKED_AT, 65536))
-    taken = [port for port in ports if not is_free(port)]
-    if not taken:
-        return Row("ports", OK, f"{ports.start}-{ports.stop - 1} free")
-    listed = ", ".join(map(str, taken))
-    remedy = "see who holds them with `ss -ltnp`, or set another launch.port_base in the profile"
-    state = WARN if len(taken) < len(ports) else MISSING
-    return Row("ports", state, f"in use among {ports.start}-{ports.stop - 1}: {listed}", remedy)
-
-
-def _describe_mooncake_ports() -> Row:
-    detail = "its bootstrap server and transfer engine listen on all interfaces and have no setting for an address"
-    return Row("mooncake ports", WARN, detail, "keep this host behind a firewall while engines of such configs run")
-
-
-def _check_disk(what: str, folder: Path, needed_bytes: int) -> Row:
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(existing).free
-    detail = f"{free / 1e9:.1f} GB free at {folder}"
-    if not os.access(existing, os.W_OK):
-        remedy = "choose another folder (TRACON_HOME, --workspace)"
-        return Row(what, MISSING, f"{detail}, but {existing} cannot be written", remedy)
-    if free < needed_bytes:
-        needed = f"{detail}, {needed_bytes / 1e9:.0f} GB needed"
-        return Row(what, MISSING, needed, "free space, or choose another folder")
-    return Row(what, OK, detail)
-
-
-def _check_memory(kind: str) -> Row:
-    host = read_host()
-    detail = f"{host.available_bytes / 1e9:.1f} of {host.memory_bytes / 1e9:.1f} GB available"
-    remedy = "end other programs"
-    if host.limits.memory_bytes is not None:
-        detail += ", by the limit of this cgroup (memory.max)"
-        remedy = "raise the container's or service's memory limit"
-    needed = ENGINE_MEMORY_BYTES[kind]
-    if host.memory_bytes < needed and host.limits.memory_bytes is None:
-        remedy = "use a host with more memory"
-    if host.available_bytes < needed:
-        return Row("memory", WARN, f"{detail}, one engine needs about {needed / 1e9:.0f} GB", remedy)
-    return Row("memory", OK, detail)
-
-
-def _check_cpu() -> Row:
-    host = read_host()
-    detail = f"{cpu_model()}, {host.cores} cores"
-    if host.cores < host.host_cores:
-        detail += f" of {host.host_cores}"
-    if platform.machine() != "x86_64":
-        return Row("CPU", MISSING, f"{detail}: {platform.machine()}", "use a host with an x86-64 CPU")
-    if host.limits.cores is not None and host.limits.cores < host.cores:
-        detail += f", limited to the time of {host.limits.cores:g} cores by this cgroup's quota (cpu.max)"
-        remedy = "raise the container's or service's CPU limit: a quota pauses all its processes for up to 0.1 s"
-        return Row("CPU", WARN, detail, remedy)
-    return Row("CPU", OK, detail)
-
-
-def _check_instruction_set(flags: frozenset[str]) -> Row:
-    here = ", ".join(name for name in NAMED if name in flags) or "none that an engine asks about"
-    absent = ", ".join(name for name in NAMED if name not in flags)
-    return Row("instruction sets", OK, here + (f"; absent: {absent}" if absent else ""))
-
-
-def _describe_part(part: Part) -> Row:
-    if part.problem:
-        return Row(part.part, MISSING, part.problem, part.remedy)
-    lacking = f"; this CPU has no {', '.join(part.lacking)}" if part.lacking else ""
-    return Row(part.part, OK, f"{part.picks} (fastest with {', '.join(part.needs)}{lacking})")
 
 
 def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Mapping[str, Row]) -> ConfigRow:

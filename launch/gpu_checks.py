@@ -27,14 +27,14 @@ COMPAT_ROOT = Path("/usr/local")
 """NVIDIA's packages `cuda-compat-*` put a newer libcuda into cuda-<version>/compat below it."""
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 LEAST_CAPABILITY = 7.5
-"""Of the GPUs that the CUDA 13 build of torch has kernels for."""
+"""The CUDA 13 build of torch has kernels for this one and later ones."""
 GPU_FIELDS = ("compute_cap", "memory.total", "memory.used")
-"""Of GpuFacts, as nvidia-smi names them."""
+"""Fields of GpuFacts, as nvidia-smi names them."""
 QUERY_TIMEOUT_S = 30.0
 COMPILERS = ("gcc", "clang", "cc")
 _INCLUDE = "import sysconfig; print(sysconfig.get_path('include'))"
 SMALL_PROFILE = "h200-qwen3-0.6b-dummy"
-"""Of the profiles for GPUs, the one with the smallest model."""
+"""The profile for GPUs with the smallest model."""
 STOP_HOLDER = "stop the process that holds it (`nvidia-smi` lists it), or wait for its end"
 NO_VERSION = "no NVIDIA driver in this kernel, and nvidia-smi states no version"
 NO_DRIVER = "install NVIDIA's driver; in a container, start it with the GPUs passed through (`--gpus all`)"

@@ -22,16 +22,7 @@ from pathlib import Path
 import msgspec
 import uv
 
-from launch.environment import (
-    Engine,
-    EngineRecord,
-    built,
-    home,
-    inspect_python,
-    intact,
-    library_env,
-    redact_arguments,
-)
+from launch.environment import Engine, EngineRecord, built, home, inspect_python, intact, library_env
 from launch.errors import InstallFailed
 from launch.install_plan import (
     DISK_BYTES,
@@ -45,6 +36,7 @@ from launch.install_plan import (
     lock_hash,
 )
 from launch.libraries import provide
+from launch.redaction import redact_arguments
 from results.records.layout import write_atomic
 
 Progress = Callable[[int, int, str], None]

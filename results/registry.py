@@ -50,7 +50,7 @@ def all_results() -> tuple[ExperimentResults[Any], ...]:
 
 
 def results_named(experiment: str) -> ExperimentResults[Any]:
-    """Of a run's experiment; empty = its plan cannot be read. Raises ResultsError for an unknown name."""
+    """`experiment`: as the plan states it; empty = the plan cannot be read. Raises ResultsError for an unknown name."""
     name = experiment or WITHOUT_PLAN
     if name not in _BY_NAME:
         raise ResultsError(
@@ -60,7 +60,7 @@ def results_named(experiment: str) -> ExperimentResults[Any]:
 
 
 def results_of(folder: Path) -> ExperimentResults[Any]:
-    """Of the run in `folder`, by its plan. Raises ResultsError where the experiment is unknown."""
+    """Find by the plan of the run in `folder`. Raises ResultsError where the experiment is unknown."""
     try:
         plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
     except (OSError, *DAMAGED_JSON):

@@ -13,13 +13,15 @@ import stat
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from launch.death import name_code
+from results.records.declaration import UnknownVersion, Upgrade, decode_versioned
+from results.records.errors import DAMAGED_JSON, SpecError
 from runners.errors import RunnerError
 
 STDIN, STDOUT = 0, 1
@@ -81,6 +83,13 @@ class ChildProcess(Generic[LineOf]):
         while (line := await self.read_line()) is not None and line.tick is not None:
             on_tick(line.tick)
         return line
+
+    async def send_line(self, line: bytes) -> None:
+        """Write a line to its standard input; nothing where it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            self._process.stdin.write(line + b"\n")
+            await self._process.stdin.drain()
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -186,13 +195,25 @@ def write_spec(path: Path, spec: object, refusal: type[RunnerError]) -> Path:
     return path
 
 
-def read_spec(path: Path, kind: type[Spec], what: str, refusal: type[RunnerError]) -> Spec:
-    """The spec in a JSON file; `what` is its name. Raises `refusal` naming the file and the field that is wrong."""
+def read_spec(
+    path: Path,
+    kind: type[Spec],
+    what: str,
+    refusal: type[RunnerError],
+    version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+) -> Spec:
+    """The spec in a JSON file; `what` is its name. Raises `refusal` naming the file and the field that is wrong.
+
+    A spec that states no version is of the first.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return decode_versioned(path.read_bytes(), kind, version, upgrades, unstated=1)
     except OSError as error:
         raise refusal(f"{what} {path}: {error.strerror}", remedy=f"Give the path of a {what} (JSON).") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except SpecError as error:
+        raise refusal(str(error), remedy=error.remedy) from error
+    except (UnknownVersion, *DAMAGED_JSON) as error:
         raise refusal(f"{what} {path}: {error}", remedy=f"Correct that field of the {what}.") from error
 
 

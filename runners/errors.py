@@ -16,7 +16,7 @@ class ExitCode(IntEnum):
     BAD_INPUT = 2
     """Bad usage or input: a wrong key, a missing engine, a port that is taken."""
     INTERRUPTED = 3
-    """Resumable: `tracon resume RUN` goes on from here."""
+    """Resumable: `tracon resume RUN` continues from here."""
     GATE_FAILED = 4
     """A pre-flight or acceptance gate failed."""
 

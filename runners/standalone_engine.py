@@ -58,7 +58,7 @@ class StandaloneEngine:
     holder_ticks: int | None = None
     """Start of the holder process in ticks since boot: a reused pid is not it. None = an older Tracon wrote this."""
     holder_boot_id: str = ""
-    """Of its host since the last boot; empty = an older Tracon wrote this."""
+    """Boot id of its host since the last boot; empty = an older Tracon wrote this."""
 
 
 def bring_up(

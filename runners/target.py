@@ -30,12 +30,6 @@ class Target:
         return b"%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (first, self.host.encode(), headers, length)
 
 
-def has_user(url: str) -> bool:
-    """Whether it has a user or a password, which specs, logs and messages would show. `url` may lack its scheme."""
-    _, slashes, rest = url.partition("://")
-    return "@" in (rest if slashes else url).lstrip("/").partition("/")[0]
-
-
 async def resolve_target(url: str, refusal: type[RunnerError]) -> Target:
     """The target of a base URL. Raises `refusal` where it is none, or its host has no address."""
     try:

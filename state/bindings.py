@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from results.records.events import MigrationChanged, RoutedLine
 
-LIVES_KEPT = 500
-"""Sessions held: those seen last."""
-STAYS_KEPT = 30
-"""Stays held of one session, the newest."""
+MAX_LIVES = 500
+"""Sessions in the view: those seen last."""
+MAX_STAYS = 30
+"""Stays of one session in the view: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +48,16 @@ def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Contai
     if not changed:
         return before
     others = {session: stays for session, stays in before.items() if session not in changed}
-    return dict([*others.items(), *changed.items()][-LIVES_KEPT:])
+    return dict([*others.items(), *changed.items()][-MAX_LIVES:])
 
 
 def _add_pick(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     last = stays[-1] if stays else None
     if last is not None and last.instance != line.instance and not last.picks and line.t_unix_s <= last.since_unix_s:
         before = _add_pick(stays[:-1], line)  # the migration was reported first, between two ticks
-        return (*before[1 - STAYS_KEPT :], last)
+        return (*before[1 - MAX_STAYS :], last)
     if last is None or last.instance != line.instance:
-        return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.reason))
+        return (*stays[1 - MAX_STAYS :], Stay(line.instance, line.t_unix_s, line.reason))
     stay = replace(last, picks=last.picks + 1)
     if last.migration == line.request and not last.picks:  # the pick that requested the migration
         stay = replace(stay, since_unix_s=min(last.since_unix_s, line.t_unix_s), why=line.reason)
@@ -74,11 +74,11 @@ def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
     if event.phase == "done":
         new = Stay(event.target, event.t_unix_s, "migrated", picks=0)
         reached = last if last is not None and here else new
-        after = (*(stays[:-1] if here else stays[1 - STAYS_KEPT :]), replace(reached, migration=event.migration))
+        after = (*(stays[:-1] if here else stays[1 - MAX_STAYS :]), replace(reached, migration=event.migration))
     elif here and event.source:
         why = f"its migration to {event.target} failed"
-        after = (*stays[1 - STAYS_KEPT :], Stay(event.source, event.t_unix_s, why, picks=0))
+        after = (*stays[1 - MAX_STAYS :], Stay(event.source, event.t_unix_s, why, picks=0))
     else:
         return before
     others = {session: stays for session, stays in before.items() if session != event.session}
-    return dict([*others.items(), (event.session, after)][-LIVES_KEPT:])
+    return dict([*others.items(), (event.session, after)][-MAX_LIVES:])

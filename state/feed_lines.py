@@ -19,8 +19,6 @@ _SHOWN_NUMBERS = 4
 
 @dataclass(frozen=True, slots=True)
 class FeedLine:
-    """One line of the feed."""
-
     t_unix_s: float
     level: str
     """`info`, `warning` or `error`."""

@@ -12,7 +12,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 NETWORK = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "beegfs",
     "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs", "9p", "fuse.ceph", "fuse.s3fs", "fuse.rclone", "fuse.goofys",
-    "fuse.gcsfuse", "fuse.mount-s3",
+    "fuse.gcsfuse", "fuse.mount-s3", "fuse.blobfuse", "fuse.blobfuse2", "wekafs", "panfs",
 ))  # fmt: skip
 """SQLite's write-ahead log needs memory shared by all its users: on these the file may be damaged silently."""
 

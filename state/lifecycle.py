@@ -9,10 +9,10 @@ from typing import Any
 
 from results.records.events import LifecycleMeasured
 
-REQUESTS_KEPT = 2_000
-"""Requests kept: more than twice the whole sweep of specs/pd_lifecycle.md."""
+MAX_REQUESTS = 2_000
+"""Requests in the view: more than twice the whole sweep of specs/pd_lifecycle.md."""
 SHOWN = 20
-"""Of the newest in `tracon status --json`."""
+"""Requests in `tracon status --json`: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LifecycleView:
     """The measured requests of a run."""
 
     requests: tuple[MeasuredRequest, ...] = ()
-    """Oldest first, at most `REQUESTS_KEPT`."""
+    """Oldest first, at most `MAX_REQUESTS`."""
     cells: Mapping[str, LifecycleCounts] = field(default_factory=dict)
     """In the order of their first request."""
 
@@ -92,7 +92,7 @@ def lifecycle_after(
         requests = tuple(each for each in requests if each.event.cell != event.cell)
     request = MeasuredRequest(t_unix_s, event)
     return LifecycleView(
-        (*requests[1 - REQUESTS_KEPT :], request), {**view.cells, event.cell: _count_request(counts, request)}
+        (*requests[1 - MAX_REQUESTS :], request), {**view.cells, event.cell: _count_request(counts, request)}
     )
 
 

@@ -12,15 +12,15 @@ from typing import Any
 from results.records.events import MigrationChanged
 from results.records.migrations import MigrationStep
 
-MIGRATIONS_KEPT = 400
-"""Migrations kept over all cells, refusals apart: the newest."""
-REFUSALS_KEPT = 100
-REASONS_KEPT = 24
+MAX_MIGRATIONS = 400
+"""Migrations in the view over all cells, refusals apart: the newest."""
+MAX_REFUSALS = 100
+MAX_REASONS = 24
 """Reasons counted separately per cell and phase; further ones are counted together."""
 QUIET_S = 30.0
 """After a refusal made a line of the feed, others of its cell and reason make none for this long."""
 SHOWN = 20
-"""Of the newest in `tracon status --json`."""
+"""Migrations in `tracon status --json`: the newest."""
 OTHER = "other"
 PHASES = ("started", "done", "failed", "refused")
 
@@ -59,10 +59,8 @@ class MigrationCounts:
 
 @dataclass(frozen=True, slots=True)
 class MigrationsView:
-    """The migrations of a run."""
-
     rows: tuple[Migration, ...] = ()
-    """Of all cells, in the order they began, at most `MIGRATIONS_KEPT` and `REFUSALS_KEPT` refusals."""
+    """Migrations of all cells, in the order they began, at most `MAX_MIGRATIONS` and `MAX_REFUSALS` refusals."""
     counts: tuple[MigrationCounts, ...] = ()
     """Per cell, of its last attempt; the cell of the newest event last."""
     quiet: Mapping[str, tuple[float, int]] = field(default_factory=dict)
@@ -140,7 +138,7 @@ def _without_cell(view: MigrationsView, cell: str) -> MigrationsView:
 def _count_step(before: MigrationCounts, event: MigrationChanged, attempt: int) -> MigrationCounts:
     reasons = before.by_phase.get(event.phase, {})
     reason = "" if event.phase == "started" else event.reason
-    reason = reason if reason in reasons or len(reasons) < REASONS_KEPT else OTHER
+    reason = reason if reason in reasons or len(reasons) < MAX_REASONS else OTHER
     return MigrationCounts(
         event.cell,
         attempt,
@@ -183,7 +181,7 @@ def _find_place(rows: tuple[Migration, ...], event: MigrationChanged) -> int | N
 def _drop_oldest(rows: tuple[Migration, ...]) -> tuple[Migration, ...]:
     """Without the oldest where there are too many: migrations and refusals do not push each other out."""
     refused = sum(each.phase == "refused" for each in rows)
-    spare = {"refused": refused - REFUSALS_KEPT, "": len(rows) - refused - MIGRATIONS_KEPT}
+    spare = {"refused": refused - MAX_REFUSALS, "": len(rows) - refused - MAX_MIGRATIONS}
     return rows if max(spare.values()) <= 0 else tuple(_newest_of_each(rows, spare))
 
 
@@ -200,6 +198,6 @@ def _note_refusal(before: Mapping[str, tuple[float, int]], event: MigrationChang
         return before
     last = before.get(event.reason)
     if last is None or event.t_unix_s - last[0] >= QUIET_S:
-        recent = dict([*before.items()][-REASONS_KEPT:])
+        recent = dict([*before.items()][-MAX_REASONS:])
         return {**recent, event.reason: (event.t_unix_s, 0)}
     return {**before, event.reason: (last[0], last[1] + 1)}

@@ -125,8 +125,6 @@ class RequestView(OperatorRequest):
 
 @dataclass(frozen=True, slots=True)
 class StageView(StageRow):
-    """A stage with its cells."""
-
     title: str = ""
     cells: tuple[str, ...] = ()
     """Its cells' ids in the order they run."""
@@ -173,7 +171,7 @@ class RunView:
     routing: RoutingView | None = None
     """The router of the cell that was routed last; None where no cell has a router."""
     migrations: MigrationsView | None = None
-    """Of all routed cells; None where no session has migrated or was refused."""
+    """Migrations of all routed cells; None where no session has migrated or was refused."""
     lifecycle: LifecycleView | None = None
     """None where no lifecycle request was measured."""
     gpus: tuple[GpuSample, ...] = ()

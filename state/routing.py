@@ -17,9 +17,9 @@ from results.records.live import LiveLatency
 from state.bindings import Lives, lives_after_migration, lives_after_picks
 
 ROUTING_SAMPLES = 900
-"""Seconds of load terms kept: 15 minutes."""
+"""Seconds of load terms in the view: 15 minutes."""
 ROUTED_LINES = 200
-"""Decisions kept."""
+"""Decisions in the view."""
 HOT_S = 5.0
 """An instance is hot when in each of this many seconds it ..."""
 HOT_FACTOR = 3.0
@@ -90,7 +90,7 @@ class RoutingView:
     lines: tuple[RoutedLine, ...] = ()
     """The newest decisions, oldest first, each once, at most `ROUTED_LINES`."""
     latencies: tuple[LatencySample, ...] = ()
-    """Of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
+    """Latencies of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
     lives: Lives = field(default_factory=dict)
     """The instances that the cell's sessions were bound to, as far as seen."""
     warned: tuple[Warned, ...] = ()

@@ -19,7 +19,7 @@ BUSY_TIMEOUT_S = 20.0
 DAMAGED_REMEDY = (
     "copy the run folder again if it is a copy; else `sqlite3 state.sqlite .recover` saves what is readable"
 )
-_LOG_BYTES_KEPT = 16 * 1024 * 1024
+_MAX_LOG_BYTES = 16 * 1024 * 1024
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _explain_error(path: Path, error: sqlite3.Error) -> StateError:
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that may write; transactions are explicit."""
     connection = _connect_to(path, "rw")
-    connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES_KEPT}")
+    connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG_BYTES}")
     return connection
 
 

@@ -23,9 +23,9 @@ from state.routing import begun_and_ended, routing_after, routing_after_migratio
 from state.run import CELL_ENDED
 
 HISTORY_SAMPLES = 900
-"""Seconds of live numbers kept per instance: 15 minutes."""
+"""Seconds of live numbers held per instance: 15 minutes."""
 FEED_LINES = 200
-"""Lines of the feed kept."""
+"""Lines of the feed in the view."""
 
 
 def fold(view: RunView, recorded: Recorded) -> RunView:

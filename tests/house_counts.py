@@ -54,8 +54,7 @@ BEFORE = {
 }
 
 TURN_DECLARATIONS = (
-    ("runners/trace/formats/tracon.py", "_Turn"),
-    ("runners/trace/session.py", "Turn"),
+    ("results/records/trace_lines.py", "Turn"),
     ("runners/load/replay_plan.py", "PlannedTurn"),
     ("runners/load/stream.py", "Exchange"),
     ("runners/load/stream.py", "sent_fields"),

@@ -32,8 +32,10 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "runners.load.pacer", "runners.load.process_settings", "runners.router.driver", "runners.target",
     ),
     "settings, ticks and outcomes of a whole process": (
-        "runners.load.replay_spec", "runners.load.spec", "runners.router.spec", "runners.router.tick",
+        "results.records.load_specs", "results.records.router_spec", "results.records.spec_rules",
+        "runners.load.messages", "runners.load.replay_messages", "runners.router.messages", "runners.router.tick",
     ),
+    "declares what a line of the trace holds": ("results.records.trace_lines",),
     "decodes a line of JSON": ("runners.trace.formats.decode",),
     "compares policies over the trials of a run, not turns": (
         "results.statistics.blocks", "results.statistics.pairwise",
@@ -65,7 +67,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "only where routers share bindings": ("runners.router.sessions.shared_bindings",),
     "only where a request continues a stored response": ("runners.router.sessions.responses",),
     "what a cell publishes beside its turns": (
-        "launch.environment", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
+        "launch.redaction", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
         "runners.campaign.context", "runners.campaign.experiment", "runners.campaign.provenance",
         "runners.experiments.routing.kv_movements", "runners.samplers.engine_counters",
     ),
@@ -87,7 +89,8 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.report.stored_page", "results.report.table", "results.report.terms", "results.routing.cautions",
         "results.routing.claim_rules",
         "results.routing.comparison_tables", "results.routing.conditional_claims", "results.routing.coupling",
-        "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_tables",
+        "results.routing.decision_points", "results.routing.floor_facts", "results.routing.floor_measurements",
+        "results.routing.floor_tables",
         "results.routing.interference", "results.routing.launch_noise",
         "results.routing.load_figures", "results.routing.load_floor", "results.routing.loads", "results.routing.logs",
         "results.routing.migration_figures", "results.routing.migration_tables", "results.routing.migrations",

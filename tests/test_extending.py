@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +43,7 @@ from tests.results.routing import synthetic as routing
 from tests.runners.prepared import prepare
 from tests.runners.router import views
 
+ROOT = Path(__file__).resolve().parent.parent
 NAME = "start-time"
 POLICY = "fewest_requests spare=1"
 """The policy with its parameter, as plans and reports name it."""
@@ -296,3 +300,63 @@ async def test_the_metric_is_a_table_of_the_report_and_a_section_of_the_console(
     assert [row[0] for row in table.rows] == ["lmetric", "sticky"]
     for row in table.rows:
         assert all(text in lines for text in row), row
+
+
+STAMP: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "results/records/schemas.py": (
+        (
+            '    """Why it failed, or was never sent."""\n',
+            '    t_head_ns: int | None = None\n    """The response head."""\n',
+        ),
+    ),
+    "runners/load/stream.py": (
+        ("    t_first_ns: int = 0\n", "    t_head_ns: int = 0\n"),
+        ('            "error": self.error,\n', '            "t_head_ns": self.t_head_ns or None,\n'),
+    ),
+    "results/measures/latency.py": (
+        (
+            "    declare(_metric)\n",
+            'declare(RequestMetric("head_s", "head", ("t_send_ns", "t_head_ns"), lambda a, b: (b - a) / 1e9))\n',
+        ),
+    ),
+}
+"""What a metric of a new stamp edits in Tracon's own tree: by file, a text and what is written below it."""
+MEASURED = """
+from pathlib import Path
+import msgspec
+from results.measures.latency import metric_samples
+from results.measures.replay_numbers import replay_numbers
+from results.records.frames import REQUEST_SCHEMA, read_table
+from results.records.schemas import RequestStatus
+from results.records.trace_lines import Turn
+from runners.load.replay import make_turn_record
+from runners.load.replay_plan import Pace, plan_replay
+from runners.load.stream import Exchange
+from runners.trace.session import Session, Trace, TraceFacts
+
+exchange = Exchange(0, None, 1, status=RequestStatus.OK, t_send_ns=10**9, t_first_ns=4 * 10**9, t_last_ns=5 * 10**9)
+exchange.t_head_ns = 3 * 10**9
+facts = TraceFacts(source="made", block_tokens=16, tail_rule="floor", hash_scope="session")
+turn = Turn(arrival_s=0.0, input_tokens=3, output_tokens=2, hashes=())
+plan = plan_replay(Trace(facts, (Session("s", (turn,)),)), [(0, 0)], Pace())
+turns, requests = Path("metrics.jsonl"), Path("requests.jsonl")
+turns.write_bytes(msgspec.json.encode(make_turn_record(plan, exchange, "r", 0.0)) + b"\\n")
+requests.write_bytes(msgspec.json.encode(exchange.record(3, 2)) + b"\\n")
+table, _ = read_table(requests, REQUEST_SCHEMA)
+print(replay_numbers(turns)["head_p50_s"].value, metric_samples(table)["head_s"].tolist())
+"""
+
+
+def test_a_metric_of_a_new_stamp_edits_three_files(tmp_path: Path) -> None:
+    for package in ("launch", "results", "runners", "state"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, edits in STAMP.items():
+        path = tmp_path / name
+        text = path.read_text(encoding="utf-8")
+        for above, new in edits:
+            assert text.count(above) == 1, f"{name}: {above}"
+            text = text.replace(above, above + new)
+        path.write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", MEASURED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "2.0 [2.0]\n"

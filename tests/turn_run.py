@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from unittest.mock import patch
 
+from results.records.load_specs import ReplaySpec
+from results.records.router_spec import InstanceSpec, RouterSpec
 from results.report.figure import Figure
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figures import build_figures
@@ -27,10 +29,10 @@ from runners.experiments.routing.plan import list_cells
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import prepare_trace
 from runners.load.replay import run_trace
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec
+from runners.load.replay_messages import ReplayOutcome
+from runners.router.messages import RouterOutcome
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
-from runners.router.spec import InstanceSpec, RouterOutcome, RouterSpec
 from tests.runners.experiments.routing.test_artifacts import PROFILE, lines, replayed, run_context, write_engines
 from tests.runners.trace.files import mooncake_rows
 from tests.servers.truth_server import TruthServer

@@ -134,8 +134,6 @@ class Panel(Vertical):
 
 
 class TablePanel(Panel):
-    """A panel that is one table."""
-
     EMPTY: ClassVar[str] = ""
     """The text in place of rows."""
 
@@ -165,8 +163,6 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PanelKind:
-    """One registered panel."""
-
     name: str
     """Also the id of its widget and of the action that opens it."""
     key: str

@@ -29,7 +29,7 @@ LOADS_LEAST = 7
 """Lines the instances get before decisions get any."""
 DECISIONS_LEAST = 4
 """Lines under which decisions are not shown."""
-DECISIONS_KEPT = 7
+DECISIONS_RESERVED = 7
 """Lines reserved for decisions where there are many instances."""
 WIDE = 110
 """Columns from which a decision shows its request."""
@@ -217,7 +217,7 @@ class RoutingPanel(Panel):
 
     def _divide_room(self, room: int, wanted: int, beside: bool) -> None:
         """Give the instances their lines, and what is left to reasons and decisions."""
-        lines = min(wanted, max(room - DECISIONS_KEPT, min(room, LOADS_LEAST)))
+        lines = min(wanted, max(room - DECISIONS_RESERVED, min(room, LOADS_LEAST)))
         left = room - lines
         decisions = left - (0 if beside else 1) >= DECISIONS_LEAST
         ours = self.has_focus_within

@@ -143,7 +143,7 @@ class Skip(Dialog[tuple[str, str]]):
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button("Skip", id="confirm", variant="error")
-            yield Static(Text("enter goes on, tab reaches Skip   esc closes"), classes="hint")
+            yield Static(Text("enter continues, tab reaches Skip   esc closes"), classes="hint")
 
     def on_mount(self) -> None:
         targets = self.query_one(OptionList)

@@ -62,7 +62,7 @@ class Help(Dialog[None]):
         table.add_column(justify="right", style="bold", no_wrap=True)
         table.add_column()
         for entry in help_entries():
-            text = Text(f"{entry.term.meaning}. ")
+            text = Text(f"{entry.meaning}. ")
             unit = f"Unit: {entry.term.unit}. " if entry.term.unit else ""
             text.append(f"{unit}Source: {entry.source}.", style="dim")
             if entry.watch:

@@ -211,7 +211,7 @@ class RunScreen(DashboardScreen):
         self._show_header()
 
     def action_filter(self) -> None:
-        """Of the focused panel; beside one without rows, of the events."""
+        """Filter the focused panel, or the events where it has no rows."""
         focused = self.focused_panel()
         target = focused if self.panel(focused).can_filter else "events"
         if not self.is_seen(target):

@@ -33,7 +33,7 @@ class Drawing(Widget):
         self._empty = empty
         self.glyphs = glyphs
         self.marker = "braille"
-        """Of plots: `braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without color)."""
+        """Marker of plots: `braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without color)."""
         self._content: tuple[object, ...] = ()
         self._drawn: list[Strip] = []
         self._drawn_for: tuple[Any, ...] = ()

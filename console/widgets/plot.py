@@ -28,7 +28,7 @@ class Plot(Drawing):
     _span = (0.0, 1.0)
 
     def sign(self, index: int, colored: str) -> str:
-        """Of the line at this index: its letter, or `colored` where color distinguishes the lines."""
+        """Sign of the line at this index: its letter, or `colored` where color distinguishes the lines."""
         return LETTERS[index % len(LETTERS)] if self.marker == "letters" else colored
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:

@@ -61,7 +61,7 @@ class Scene:
 
 
 HOT_TONE = "warn"
-"""Of the columns in which a band is hot."""
+"""Tone of the columns in which a band is hot."""
 
 
 class Timeline(Drawing):

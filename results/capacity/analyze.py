@@ -66,7 +66,7 @@ class CapacityAnalysis:
     slo: str
     limits: tuple[Limit, ...]
     traces: int
-    """Of each point."""
+    """Traces simulated for each point."""
     distinct_traces: int
     """Traces with different sessions; the others differ by step noise alone."""
     policies: tuple[PolicyCapacity, ...]

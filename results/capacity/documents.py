@@ -54,7 +54,7 @@ class CapacityAggregate(AggregateHead):
     limits_s: Mapping[str, float]
     """By name of the limit, e.g. `ttft_p90`: the most that it may be."""
     traces: int
-    """Of each point."""
+    """Traces simulated for each point."""
     distinct_traces: int
     """Traces with different sessions; the others differ by step noise alone."""
     policies: tuple[PolicyAnswer, ...]
@@ -68,7 +68,7 @@ class CapacityVerdicts:
     """`verdicts.json`: the answer for each policy, and what the engine model has shown."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     simulated: str
     """The model that stood in for engines."""
     policies: tuple[PolicyAnswer, ...]
@@ -92,7 +92,7 @@ class CapacityRow:
     trial: int
     """From 0: which trace."""
     turns: int
-    """Of the trace."""
+    """Turns of the trace."""
     completed: int
     """Turns that were completed."""
     values: Mapping[str, float | None]

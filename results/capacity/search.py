@@ -27,7 +27,7 @@ _PREFERENCE = (Outcome.HOLDS, Outcome.UNDECIDED, Outcome.FAILS)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Size:
-    """Of a fleet."""
+    """Size of a fleet."""
 
     instances: int
     """In all."""
@@ -51,7 +51,7 @@ class Assessed:
     """One size, over all its traces."""
 
     outcome: Outcome
-    """Of the rule that the size holds the objective.
+    """Outcome of the rule that the size holds the objective.
 
     HOLDS: every trace meets every limit, and so does the upper end of each interval. FAILS: every trace misses one
     limit, or the lower end of its interval does. Never OPEN: a trace misses a limit whose percentile is unserved.
@@ -185,9 +185,9 @@ def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assesse
 
 
 def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
-    """Of the sizes with this many instances, one that holds the objective, else an undecided one, else the nearest.
+    """Take a size with this many instances that holds the objective, else an undecided one, else the nearest.
 
-    Of several the nearest: a split that misses it for certain may be nearer on average than one that is undecided.
+    Of several it takes the nearest: a split that misses it for certain may be nearer on average than an undecided one.
     """
     splits = [size for size in points if size.instances == count]
     return min(splits, key=lambda size: (_PREFERENCE.index(points[size].outcome), points[size].distance))

@@ -17,7 +17,7 @@ class Limit:
     metric: str
     """A key of METRICS."""
     percent: int
-    """Of the turns: 90 for p90."""
+    """Percentile of the turns: 90 for p90."""
     limit_s: float
 
     @property

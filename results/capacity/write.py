@@ -24,30 +24,28 @@ from results.report.content import Report
 from results.report.document import report_title
 from results.report.documents import name_run
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, write_outputs
+from results.report.output import Outputs, write_analysis
 from results.report.record_rows import build_frame
-from results.report.stored_page import digest_inputs
 
 FORMAT = 1
 """Version of aggregate.json."""
 
 
 def write_results(root: Path) -> CapacityAnalysis:
-    """Analyze the run folder and write its files; the same points give the same files. Raises ResultsError, OSError."""
-    inputs = digest_inputs(root)
-    analysis = analyze(root)
+    """As `write_analysis`: aggregate.*, verdicts.json, MANIFEST.tsv, figures/ and report.*."""
+    return write_analysis(root, analyze, build_outputs)
+
+
+def build_outputs(analysis: CapacityAnalysis, layout: RunLayout) -> Outputs:
     figures = build_figures(analysis)
     title = report_title(analysis.facts)
-    outputs = Outputs(
+    return Outputs(
         aggregate=build_aggregate(analysis),
         rows=build_rows(analysis),
         verdicts=build_verdicts(analysis),
         manifest=build_frame((_manifest_row(analysis, policy) for policy in analysis.policies), dtype=str),
         report=Report(title, build_page(analysis), build_report(analysis), figures, "Points", {FIGURE: draw_capacity}),
-        inputs=inputs,
     )
-    write_outputs(RunLayout(root), outputs)
-    return analysis
 
 
 def build_aggregate(analysis: CapacityAnalysis) -> CapacityAggregate:

@@ -15,24 +15,24 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
     TaxAmplification,
-    Trend,
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
-    follow_trends,
 )
 from results.connector_tax.drift import measure_drifts
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
-from results.connector_tax.goodput import Slo, measure_goodput
+from results.connector_tax.goodput import measure_goodput
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.read import Collected, collect_cells, step_samples
-from results.connector_tax.saturation import describe_rate, judge_cells, reference_rates
+from results.connector_tax.saturation import describe_rate, fix_rates, judge_cells, reference_rates
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
+from results.connector_tax.trends import Trend, follow_trends
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.drift import Drift
 from results.records.engine_faults import engine_fault_gaps
@@ -64,7 +64,7 @@ class Analysis:
     saturation: Mapping[str, CellSaturation]
     """By `CellSummary.path`."""
     rates: ReferenceRates
-    """Those that the run used, where it wrote them; else those that its Phase A gives."""
+    """Those that the run used, where it wrote them; else those that its plan fixes, or its Phase A gives."""
     taxes: tuple[TaxRow, ...]
     noise_floor: tuple[TaxRow, ...]
     """The difference of the baseline's two names; empty where it was measured under one."""
@@ -99,7 +99,7 @@ class Analysis:
 
     @property
     def launches(self) -> int:
-        """Of each config: trials with a cell."""
+        """Launches per config: trials with a cell."""
         return len({cell.trial for cell in self.cells})
 
 
@@ -167,7 +167,7 @@ def analyze(root: Path) -> Analysis:
 def _read_rates(
     root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
 ) -> tuple[ReferenceRates, tuple[Gap, ...]]:
-    """The rates that the run used, and gaps where it chose them and its artifacts now give others."""
+    """The rates that the run used, and gaps where their file is lost, or the artifacts now give others."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
     try:
@@ -175,8 +175,11 @@ def _read_rates(
     except (OSError, ArtifactError) as error:
         missing = isinstance(error, OSError)
         needed = not missing or any(summary.phase != "A" for summary in summaries)
-        why = f"{'is missing' if missing else error}; the reference rates are those Phase A gives now"
-        return reference_rates(summaries, thresholds=thresholds), (Gap(path.name, why),) if needed else ()
+        given = reference_rates(summaries, thresholds=thresholds)
+        source = "the plan fixes" if facts.fixed_rates else "Phase A gives now"
+        why = f"{'is missing' if missing else error}; the reference rates are those {source}"
+        chosen = fix_rates(given, facts.fixed_rates) if facts.fixed_rates else given
+        return chosen, (Gap(path.name, why),) if needed else ()
     if written.fixed:
         return written, ()
     # an old run whose file does not state `specified` chose its rates by the specification's rules

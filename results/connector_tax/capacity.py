@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.connector_tax.goodput import Slo
 from results.connector_tax.saturation_criteria import LIMITS
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import relate
 from results.records.estimate import Estimate, figure, unknown

@@ -20,7 +20,7 @@ class _ChildTime:
     p50_us: float | None
     mean_us: float | None
     all_p50_us: float | None
-    """Of the whole MultiConnector."""
+    """p50 of the whole MultiConnector."""
 
 
 def _list_child_times(cells: Sequence[CellSummary]) -> Iterator[_ChildTime]:

@@ -56,12 +56,17 @@ def _identify(row: TaxRow) -> tuple[object, ...]:
 
 
 def _build_tax(row: TaxRow) -> Measure:
-    """With bounds that hold for the config by itself, because the two runs may have different numbers of configs."""
+    """With bounds that hold for the config by itself, because the two runs may have different numbers of configs.
+
+    A tax is of a load: its rate identifies it, whichever reference rate the run calls that. B' counts as Phase B: one
+    run measures them at two rates, and the rate of the one may be that of the other in another run.
+    """
+    rate = f"{row.rate_per_s:g}"
     key = {
-        "reference": row.reference, "phase": row.phase, "shape": str(row.shape), "config": row.config,
+        "reference": row.reference, "phase": row.phase, "req/s": rate, "shape": str(row.shape), "config": row.config,
         "tax": TITLES[row.metric],
     }  # fmt: skip
-    cost = row.alone or row.estimate
+    cost, part = row.alone or row.estimate, "A" if row.phase == "A" else "B"
     return Measure(
         "Taxes",
         key,
@@ -69,7 +74,6 @@ def _build_tax(row: TaxRow) -> Measure:
         unit="%",
         ratio=False,
         verdict=row.verdict,
-        at=f"{row.rate_per_s:g} req/s",
         degrees=row.degrees or cost.launches - 1,
-        id=f"{row.metric} of {row.config} in {row.phase} at {row.reference}, {row.shape}",
+        id=f"{row.metric} of {row.config} in {part} at {rate} req/s, {row.shape}",
     )

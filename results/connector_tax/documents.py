@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from results.connector_tax.attribution import CallbackShares
 from results.connector_tax.capacity import CapacityCost, Relative
-from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification, Trend
+from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.summary import CellSummary, Shape
-from results.connector_tax.tax import Metric
+from results.connector_tax.tax import Metric, TaxedRate
+from results.connector_tax.trends import Trend
 from results.measures.drift import Drift
 from results.records.declaration import Declared, declare_inside
 from results.records.estimate import Estimate
@@ -44,7 +45,7 @@ class TaxAggregate(AggregateHead):
     cells: tuple[JudgedCell, ...]
     """By folder and file name."""
     reference_rates: ReferenceRates
-    """Those that the run used, where it wrote them; else those that its Phase A gives."""
+    """Those that the run used, where it wrote them; else those that its plan fixes, or its Phase A gives."""
     gaps: tuple[Gap, ...]
     """What of the run's artifacts is missing or damaged, and what was not measured."""
 
@@ -54,23 +55,13 @@ class ConfigCells:
     """`summary.json` of a config: its cells."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     cells: tuple[JudgedCell, ...]
     """By file name."""
 
 
-@dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
-class _Reference:
-    reference: str
-    """`ref_safe` or `ref_load`; `own rate` of a shape that is measured at a rate of its own."""
-    phase: str
-    """Of its cells: `A`, `B` or `Bp`."""
-    rate_per_s: float
-    """Requested rate."""
-
-
-@dataclass(frozen=True)
-class _TaxedLoad(_Reference):
+@dataclass(frozen=True)  # without slots, as TaxedRate
+class _TaxedLoad(TaxedRate):
     input_tokens: int
     """Prompt length."""
     output_tokens: int
@@ -95,17 +86,17 @@ class TaxFileRow(Estimate, _TaxedLoad):
     p_corrected: float | None
     """Two-sided, corrected for all configs at this load; None where they were not compared together."""
     alone_low: float | None
-    """Of the interval that holds for this config by itself."""
+    """Lower bound of the interval that holds for this config by itself."""
     alone_high: float | None
     """The other end of it."""
     own_low: float | None
-    """Of the interval from the spread of this config's launches only."""
+    """Lower bound of the interval from the spread of this config's launches only."""
     own_high: float | None
     """The other end of it."""
 
 
-@dataclass(frozen=True)
-class _AttributedTax(_Reference):
+@dataclass(frozen=True)  # without slots, as TaxedRate
+class _AttributedTax(TaxedRate):
     shape: Shape
     """What each request asks for."""
     config: str
@@ -126,7 +117,7 @@ class TaxDocument:
     """`tax.json`: the taxes, and what explains them."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     taxes: tuple[TaxFileRow, ...]
     """By load, config and metric."""
     noise_floor: tuple[TaxFileRow, ...]
@@ -146,7 +137,7 @@ class TaxVerdicts:
     """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes that they rest on."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     verdicts: tuple[Judgement, ...]
     """H1 to H6."""
     criteria: tuple[Judgement, ...]

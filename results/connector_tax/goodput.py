@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from results.connector_tax.read import read_cell_record, read_cell_requests
+from results.connector_tax.slo import Slo
 from results.measures.latency import TPOT, TTFT, metric_values
 from results.measures.requests import due_in_window
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import RequestStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """What a request must meet to count. None = no limit."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-    def __str__(self) -> str:
-        limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
-        return " and ".join(f"{name} <= {limit * 1e3:g} ms" for name, limit in limits if limit is not None)
 
 
 def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from results.connector_tax.combined_taxes import (
     ADDITIVE_WITHIN,
-    FLAT_BELOW,
     FRAMEWORK,
     FRAMEWORK_BELOW,
     MOONCAKE,
     Additive,
     Additivity,
     Decomposition,
-    Trend,
 )
 from results.connector_tax.tax import Metric
+from results.connector_tax.trends import FLAT_BELOW, Trend
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.statistics.judgement import (

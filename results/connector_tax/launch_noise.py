@@ -26,7 +26,7 @@ class LaunchNoise:
     reference: str
     """As TaxRow.reference."""
     phase: str
-    """Of its cells: `A`, `B` or `Bp`."""
+    """Phase of its cells: `A`, `B` or `Bp`."""
     rate_per_s: float
     """Requested rate."""
     shape: Shape
@@ -34,7 +34,7 @@ class LaunchNoise:
     metric: Metric
     """What is taxed."""
     launches: int
-    """Of the config that has the fewest."""
+    """Launches of the config that has the fewest."""
     sigma: float
     """Standard deviation of one launch around its config and block."""
     sigma_low: float
@@ -76,7 +76,7 @@ def measure_launch_noise(
 def _describe_noise(
     reference: str, load: Load, metric: Metric, fit: BlockFit, at_one_speed: float | None
 ) -> LaunchNoise:
-    """Of the configs that share sigma; configs apart have their own noise and part of the error (`fit_blocks`)."""
+    """Noise of the configs that share sigma; configs apart have their own noise and their part of the error level."""
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
     level = 1 - (1 - LEVEL) * configs / (configs + len(fit.apart))
     launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from results.connector_tax.launches import count_planned_launches
+from results.connector_tax.saturation_criteria import GROWTH
 from results.connector_tax.summary import CellSummary, Shape
-from results.records.estimate import figure
+from results.records.estimate import Estimate, figure
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import CellSaturation
 from results.records.run_folder import PlannedCell
@@ -36,6 +37,11 @@ def build_launch_table(
     def count_saturated(launches: Launches) -> int:
         return sum(saturation[cell.path].saturated is True for cell in launches)
 
+    def describe_growth(launches: Launches) -> str | None:
+        growth = saturation[launches[0].path].criteria[GROWTH - 1]
+        return None if growth.measured is None else Estimate(growth.measured, growth.low, growth.high).text(3)
+
+    has_growth = any(describe_growth(launches) for launches in groups.values())
     columns: tuple[Column[Launches], ...] = (
         Column("req/s", lambda launches: launches[0].rate_per_s, form="g"),
         Column("shape", lambda launches: str(launches[0].shape)),
@@ -44,6 +50,7 @@ def build_launch_table(
         Column("TTFT p90 ms", lambda launches: _describe_range(launches, "ttft_p90_s")),
         Column("late p90 ms", _describe_lateness),
         Column("TPOT p90 ms", lambda launches: _describe_range(launches, "tpot_p90_s")),
+        *((Column("TTFT p90 growth", describe_growth),) if has_growth else ()),
         Column("saturated", count_saturated),
         Column("degraded", lambda launches: sum(bool(cell.degraded) for cell in launches)),
         Column("requests lost", _count_lost),
@@ -51,7 +58,8 @@ def build_launch_table(
     note = (
         "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest. Late p90: "
         "how late the client sent, of the worst launch; TTFT begins at the actual send and does not hold it. "
-        "Saturated: launches in which criterion 1 or 2 fired; criterion 3 is judged in Phase A only."
+        "Saturated: launches in which criterion 1 or 2 fired, or all of them where 3 did. Criterion 3 is the growth of "
+        "TTFT p90 over half the rate, where the stage has that too, by its interval over the launches."
     )
     return make_table("Confirm stage", columns, (groups[key] for key in sorted(groups)), note)
 

@@ -96,7 +96,7 @@ def _build_row(
 
 
 def _judge_status(decision: PreflightDecision | None, skip: str) -> tuple[str, str]:
-    """Of a config without a finished cell. `skip`: as `_explain_skip`."""
+    """Status of a config without a finished cell. `skip`: as `_explain_skip`."""
     if decision is not None and not decision.included:
         return SKIP, decision.reason or "pre-flight failed and gave no reason"
     if skip:

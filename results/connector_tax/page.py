@@ -9,10 +9,10 @@ from results.connector_tax.analyze import Analysis
 from results.connector_tax.attribution import Attribution, Cause
 from results.connector_tax.capacity import list_sustained
 from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT, in_order
-from results.connector_tax.goodput import Slo
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import count_planned, describe_launches, describe_time
 from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.records.estimate import Estimate, figure
@@ -53,7 +53,7 @@ CAUSES = {
     Cause.UNDECIDED: "cause undecided",
     Cause.OPEN: "cause open",
 }
-"""Of a distinguishable tax. `reach`: the largest share of plain's step that the hooks take."""
+"""Cause of a distinguishable tax. `reach`: the largest share of plain's step that the hooks take."""
 WHOLE = "full"
 """The preset with all rates and shapes, the default of a run."""
 QUESTION = (

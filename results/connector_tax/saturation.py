@@ -15,8 +15,16 @@ import msgspec
 
 from results.connector_tax.configs import BASELINE
 from results.connector_tax.read import collect_cells
-from results.connector_tax.saturation_criteria import CRITERIA, as_specified, judge, judge_launches
-from results.connector_tax.summary import CellSummary, is_at_rate
+from results.connector_tax.saturation_criteria import (
+    CRITERIA,
+    as_specified,
+    judge,
+    judge_launches,
+    measure_growth_over_launches,
+)
+from results.connector_tax.summary import CellSummary, Shape, is_at_rate
+from results.records.estimate import Estimate
+from results.records.phase_names import CONFIRM
 from results.records.reference_rates import (
     REF_LOAD,
     REF_SAFE,
@@ -82,9 +90,32 @@ def describe_rate(rate_per_s: float | None) -> str:
 
 
 def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:
-    """Judge every cell, those of Phase A with the same config's cell at half the rate; ordered by config and rate."""
+    """Judge every cell; ordered by config and rate.
+
+    A cell of Phase A is judged with the same config's cell at half the rate, one of the confirm stage with the launches
+    of its load and those at half the rate.
+    """
     ordered = sorted(summaries, key=lambda s: (s.config, s.phase, s.rate_per_s, s.shape.input_tokens, s.trial, s.cell))
-    return tuple(judge(summary, _find_half_rate(summary, ordered), thresholds) for summary in ordered)
+    growths = _measure_confirmed_growths(ordered)
+    return tuple(
+        judge(summary, _find_half_rate(summary, ordered), thresholds, growths.get(summary.path)) for summary in ordered
+    )
+
+
+def _measure_confirmed_growths(cells: Iterable[CellSummary]) -> dict[str, Estimate]:
+    """By `CellSummary.path`: the growth of TTFT p90 over the launches of the confirm stage, if it has half the rate."""
+    loads: defaultdict[tuple[str, Shape, float], dict[int, CellSummary]] = defaultdict(dict)
+    for cell in cells:
+        if cell.phase == CONFIRM:
+            loads[cell.config, cell.shape, cell.rate_per_s][cell.trial] = cell
+    growths: dict[str, Estimate] = {}
+    for (config, shape, rate_per_s), loaded in loads.items():
+        rates = (rate for name, size, rate in loads if (name, size) == (config, shape))
+        half_rate = next((rate for rate in rates if is_at_rate(rate, rate_per_s / 2)), None)
+        if half_rate is not None:
+            growth = measure_growth_over_launches(loaded, loads[config, shape, half_rate])
+            growths |= {cell.path: growth for cell in loaded.values()}
+    return growths
 
 
 def _find_half_rate(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | None:

@@ -4,7 +4,8 @@ Two of them deviate from the specification; its own result is beside ours. Crite
 window until the last of them has completed: completions inside the window miss the requests that are still running at
 its end, so that the specification's ratio falls below 0.95 where E2E is longer than the warm-up and a twentieth of the
 window. Criteria 1 and 3 fire where the whole spread of their number is beyond the threshold. Criterion 2 is open where
-the queue has fewer samples than the interval of a median needs, and they do not all agree.
+the queue has fewer samples than the interval of a median needs, and they do not all agree. Where several launches
+measured both rates, in the confirm stage, criterion 3 is judged over all of them, by an interval.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from results.connector_tax.summary import CellSummary
-from results.records.estimate import Estimate
+from results.records.estimate import Estimate, unknown
 from results.records.reference_rates import SPECIFIED, CellSaturation, Criterion, Thresholds
+from results.statistics.estimates import standard_error, student_interval
+from results.statistics.trials import MIN_PAIRED
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
 FEWEST = 3
@@ -44,16 +49,22 @@ def judge_launches(saturated: Iterable[bool | None]) -> bool | None:
     return sum(known) * 2 >= len(known) if known else None
 
 
-def judge(summary: CellSummary, half: CellSummary | None = None, thresholds: Thresholds = SPECIFIED) -> CellSaturation:
+def judge(
+    summary: CellSummary,
+    half: CellSummary | None = None,
+    thresholds: Thresholds = SPECIFIED,
+    growth: Estimate | None = None,
+) -> CellSaturation:
     """The three criteria at one cell; `half` is the same config's cell at half the rate, where it was measured.
 
+    `growth`: of TTFT p90 over the launches of this load; None = that of this launch alone, against `half`.
     A degraded cell is no evidence about the engine, because its client sent less than requested: every criterion is
     open.
     """
     criteria: tuple[Criterion, ...] = (
         _judge_throughput(summary, thresholds.throughput_ratio),
         _judge_queue(summary, thresholds.waiting_p50),
-        _judge_growth(summary, half, thresholds.ttft_p90_growth),
+        _judge_growth(_measure_growth(summary, half) if growth is None else growth, thresholds.ttft_p90_growth),
     )
     if summary.degraded:
         criteria = tuple(
@@ -123,10 +134,10 @@ def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
     return replace(_make_criterion(QUEUE, waiting, threshold, fired, by_point, reason), n=waiting.n or None)
 
 
-def _judge_growth(summary: CellSummary, half: CellSummary | None, threshold: float) -> Criterion:
-    growth = _measure_growth(summary, half)
+def _judge_growth(growth: Estimate, threshold: float) -> Criterion:
     by_point = None if growth.value is None else growth.value > threshold
-    reason = growth.reason or "its spread holds the threshold"
+    bounds = "interval" if growth.launches >= MIN_PAIRED else "spread"
+    reason = growth.reason or f"its {bounds} holds the threshold"
     return _make_criterion(GROWTH, growth, threshold, _is_beyond(growth, threshold), by_point, reason)
 
 
@@ -160,6 +171,29 @@ def _measure_growth(summary: CellSummary, half: CellSummary | None) -> Estimate:
     down = math.hypot(_log_distance(ours.value, ours.low), _log_distance(theirs.value, theirs.high))
     up = math.hypot(_log_distance(ours.value, ours.high), _log_distance(theirs.value, theirs.low))
     return Estimate(ratio, ratio * math.exp(-down), ratio * math.exp(up))
+
+
+def measure_growth_over_launches(loaded: Mapping[int, CellSummary], half: Mapping[int, CellSummary]) -> Estimate:
+    """The geometric mean over launches of TTFT p90 over that at half the rate in the same launch, with its interval.
+
+    `loaded`, `half`: the cells of one config and shape at both rates, by trial. Degraded ones take no part. A
+    percentile that cut requests leave unknown leaves the growth unknown: the other launches may be the faster ones.
+    """
+    pairs = [
+        (loaded[trial].value("ttft_p90_s"), half[trial].value("ttft_p90_s"))
+        for trial in sorted(loaded.keys() & half.keys())
+        if not loaded[trial].degraded and not half[trial].degraded
+    ]
+    if len(pairs) < MIN_PAIRED:
+        return unknown(f"{len(pairs)} launches measured both rates; it takes {MIN_PAIRED}")
+    logs = np.array([math.log(ours / theirs) for ours, theirs in pairs if ours and theirs])
+    if logs.size < len(pairs):
+        return unknown(f"TTFT p90 is not known in {len(pairs) - logs.size} of {len(pairs)} launches")
+    growth = student_interval(
+        float(logs.mean()), standard_error(logs), logs.size - 1, logs.size, launches=logs.size,
+        basis=f"over {logs.size} launches",
+    )  # fmt: skip
+    return growth.transform(math.exp)
 
 
 def _log_distance(value: float, bound: float | None) -> float:

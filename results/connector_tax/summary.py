@@ -43,7 +43,7 @@ class CellSummary:
     arrival: str
     """The arrival process, e.g. `poisson`."""
     seed: int | None
-    """Of schedule and prompts; None = not recorded."""
+    """Seed of schedule and prompts; None = not recorded."""
     window_s: float
     """Length of the measured window."""
     t_start_unix_s: float

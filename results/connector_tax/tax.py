@@ -32,9 +32,9 @@ class Metric(StrEnum):
     TTFT_P90 = "tax_ttft_p90"
     TPOT_P90 = "tax_tpot_p90"
     STEP_P50 = "tax_step_p50_us"
-    """Of `step_duration_us`, as specified: schedule() alone, about 2 % of a step."""
+    """Tax on `step_duration_us`, as specified: schedule() alone, about 2 % of a step."""
     ENGINE_STEP_P50 = "tax_engine_step_p50_us"
-    """Of the whole step, worker-side callbacks included: `engine_step_us`, or `period_us` where steps overlap."""
+    """Tax on the whole step, worker-side callbacks included: `engine_step_us`, or `period_us` where steps overlap."""
     CALLBACK_P50 = "tax_callback_p50_us"
     """`connector_total_us` of the config itself; plain has no callbacks."""
     REMAINDER_P50 = "tax_remainder_p50_us"
@@ -57,19 +57,25 @@ REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
     Metric.ENGINE_REMAINDER_P50: Metric.ENGINE_STEP_P50,
 }
-"""Of each remainder, the step tax that the callbacks are subtracted from."""
+"""For each remainder, the step tax that the callbacks are subtracted from."""
+
+
+@dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
+class TaxedRate:
+    """The rate at which a tax is measured."""
+
+    reference: str
+    """`ref_safe` or `ref_load`; `own rate` of a shape that is measured at a rate of its own."""
+    phase: str
+    """Phase of its cells: `A`, `B` or `Bp`."""
+    rate_per_s: float
+    """Requested rate."""
 
 
 @dataclass(frozen=True, slots=True)
-class TaxRow:
+class TaxRow(TaxedRate):
     """One tax of one config against plain at one load."""
 
-    reference: str
-    """`ref_safe` or `ref_load`; OWN_RATE of a shape that is measured at a rate of its own."""
-    phase: str
-    """Of its cells: `A`, `B` or `Bp`."""
-    rate_per_s: float
-    """Requested rate."""
     shape: Shape
     """What each request asks for."""
     config: str

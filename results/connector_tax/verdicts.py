@@ -22,7 +22,6 @@ from results.connector_tax.combined_taxes import (
     NIXL,
     Additivity,
     Decomposition,
-    Trend,
     nixl_gap,
     tax_at,
 )
@@ -30,6 +29,7 @@ from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import Metric
+from results.connector_tax.trends import Trend
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow

@@ -27,7 +27,7 @@ from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tables import FIGURES_BEFORE
-from results.connector_tax.tax import TaxRow
+from results.connector_tax.tax import TaxedRate, TaxRow
 from results.measures.summary import flatten_values
 from results.records.declaration import pick_fields
 from results.records.estimate import Estimate
@@ -38,9 +38,8 @@ from results.report.content import Report
 from results.report.document import report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, write_outputs
+from results.report.output import Outputs, write_analysis
 from results.report.record_rows import build_frame
-from results.report.stored_page import digest_inputs
 
 _MANIFEST_FIELDS = [field.name for field in fields(ManifestRow)]
 FORMAT = 1
@@ -48,15 +47,12 @@ FORMAT = 1
 
 
 def write_results(root: Path) -> Analysis:
-    """Analyze the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
+    """As `write_analysis`: aggregate.*, tax.*, verdicts.json, MANIFEST.tsv, summary.json, figures/ and report.*."""
+    return write_analysis(root, analyze, build_outputs)
 
-    The same folder gives the same files. A missing or damaged artifact is a gap, not an error. Raises ResultsError if
-    `root` is no folder, OSError if the files cannot be written.
-    """
-    inputs = digest_inputs(root)
-    analysis = analyze(root)
-    layout = RunLayout(root)
-    outputs = Outputs(
+
+def build_outputs(analysis: Analysis, layout: RunLayout) -> Outputs:
+    return Outputs(
         aggregate=build_aggregate(analysis),
         rows=flat_cells(analysis),
         verdicts=build_verdicts(analysis),
@@ -65,19 +61,16 @@ def write_results(root: Path) -> Analysis:
             report_title(analysis.facts),
             build_page(analysis),
             build_report(analysis),
-            build_figures(analysis, root),
+            build_figures(analysis, layout.root),
             FIGURES_BEFORE,
             DRAWERS,
         ),
-        inputs=inputs,
         more={
             layout.tax_json: build_taxes(analysis),
             layout.tax_csv: flat_taxes(analysis.taxes),
             **_build_summaries(analysis, layout),
         },
     )
-    write_outputs(layout, outputs)
-    return analysis
 
 
 def build_taxes(analysis: Analysis) -> TaxDocument:
@@ -94,9 +87,7 @@ def build_taxes(analysis: Analysis) -> TaxDocument:
 
 def _describe_attribution(one: Attribution) -> AttributedTax:
     return AttributedTax(
-        reference=one.row.reference,
-        phase=one.row.phase,
-        rate_per_s=one.row.rate_per_s,
+        **pick_fields(one.row, TaxedRate),
         shape=one.row.shape,
         config=one.row.config,
         metric=one.row.metric,
@@ -183,9 +174,7 @@ def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
 def _list_tax_rows(taxes: Sequence[TaxRow]) -> tuple[TaxFileRow, ...]:
     return tuple(
         TaxFileRow(
-            reference=row.reference,
-            phase=row.phase,
-            rate_per_s=row.rate_per_s,
+            **pick_fields(row, TaxedRate),
             input_tokens=row.shape.input_tokens,
             output_tokens=row.shape.output_tokens,
             config=row.config,

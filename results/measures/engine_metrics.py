@@ -24,7 +24,7 @@ SAMPLES = (WAITING, RUNNING, KV_USAGE, PREFIX_HITS, PREEMPTIONS, PROMPT_TOKENS, 
 """Sample names that are read."""
 _TIME = "t_ns"
 _Columns = Mapping[str, npt.NDArray[Any]]
-"""Of scrapes, by name."""
+"""Columns of scrapes, by name."""
 
 
 def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:

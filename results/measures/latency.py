@@ -43,7 +43,7 @@ class RequestMetric:
     reads: tuple[str, ...]
     """Fields of the record, in the order of the formula's arguments; a request without one of them has no value."""
     formula: Callable[..., Any]
-    """Of one request's numbers, or of arrays of them."""
+    """Formula over one request's numbers, or over arrays of them."""
     statuses: tuple[RequestStatus, ...] = (RequestStatus.OK,)
     """Requests with another status have no value."""
     is_defined: Callable[..., Any] | None = None

@@ -93,7 +93,7 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Sam
 
 
 def measure_latencies(due: pd.DataFrame) -> Latencies:
-    """Of these requests, which were due in the window."""
+    """Latencies of these requests, which were due in the window."""
     slow = _count_timed_out_as_cut(due)
     if (slow["status"] == RequestStatus.OK.value).all():
         return Latencies(_append_censored(slow, {}), {}, {})

@@ -130,7 +130,7 @@ def _words(column: pa.ChunkedArray) -> Words:
 
 
 def session_times(turns: Turns) -> SessionTimes:
-    """Of the sessions with at least one turn that was sent and ended."""
+    """Times of the sessions with at least one turn that was sent and ended."""
     known = np.isfinite(turns.send_s) & np.isfinite(turns.end_s)
     spans: dict[str, list[tuple[float, float]]] = {}
     for session, send, end in zip(turns.session[known], turns.send_s[known], turns.end_s[known], strict=True):

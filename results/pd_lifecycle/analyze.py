@@ -8,37 +8,32 @@ from pathlib import Path
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analysis_settings import Settings
-from results.pd_lifecycle.by_launch import split_launches
-from results.pd_lifecycle.clock_offsets import Step, align_clocks
-from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
-from results.pd_lifecycle.cost_model import Costs, fit_costs
-from results.pd_lifecycle.first_repetitions import FirstRepetitions, compare_first_repetitions
-from results.pd_lifecycle.half_step import HalfStep, assess_half_step
-from results.pd_lifecycle.overheads import (
-    BreakEven,
-    GridOverhead,
-    OverheadCell,
-    find_break_evens,
-    group_by_size,
-    measure_grid_overheads,
-    measure_overheads,
+from results.pd_lifecycle.by_launch import (
+    IncompleteLaunch,
+    drop_launches,
+    find_incomplete_launches,
+    split_launches,
 )
-from results.pd_lifecycle.paired_requests import OrderEffect, measure_order_effects
+from results.pd_lifecycle.clock_offsets import align_clocks
+from results.pd_lifecycle.consistency import find_size_mismatches, measure_drifts, run_checks
+from results.pd_lifecycle.cost_model import fit_costs
+from results.pd_lifecycle.documents import LifecycleNumbers
+from results.pd_lifecycle.first_repetitions import compare_first_repetitions
+from results.pd_lifecycle.half_step import assess_half_step
+from results.pd_lifecycle.overheads import find_break_evens, measure_grid_overheads, measure_overheads
+from results.pd_lifecycle.paired_requests import measure_order_effects
 from results.pd_lifecycle.phases import break_down, count_missing_phases
 from results.pd_lifecycle.read import (
     Collected,
-    Discard,
-    FailedCell,
-    LinkBandwidth,
     PlannedConfig,
     find_unmeasured,
     read_links,
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.summary import ConfigSummary, summarize_configs
+from results.pd_lifecycle.summary import summarize_configs
 from results.pd_lifecycle.transfer_regression import transfers_of
-from results.pd_lifecycle.volumes import Volume, measure_volumes
+from results.pd_lifecycle.volumes import measure_volumes
 from results.records.engine_faults import engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.frames import Gap
@@ -49,43 +44,18 @@ from results.records.skipped_cells import read_skipped
 from results.statistics.judgement import Judgement, correct_together
 
 
-@dataclass(frozen=True, slots=True)
-class LifecycleAnalysis:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleAnalysis(LifecycleNumbers):
     facts: RunFacts
-    settings: Settings
     records: tuple[LifecycleRecord, ...]
     """By C, N, O and repetition, also those that do not count; durations by the clocks of all, see `clock_steps`."""
-    configs: tuple[ConfigSummary, ...]
-    costs: Costs
-    links: tuple[LinkBandwidth, ...]
-    """Bandwidths of the link, a stated one first; empty = unknown."""
+    left_out: tuple[IncompleteLaunch, ...]
+    """Launches that take no part in what is compared over launches; they do in criteria 1 and 4 and in the checks."""
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""
-    launches: int
-    """Of each engine: trials with a counted request."""
-    grid_overheads: tuple[GridOverhead, ...]
-    """Over the whole grid: the handover over both combined engines, and those over each other."""
-    overheads: tuple[OverheadCell, ...]
-    """Over the combined engine with the connector."""
-    plain_overheads: tuple[OverheadCell, ...]
-    """Over the plain combined engine; empty where it was not measured."""
-    order_effects: tuple[OrderEffect, ...]
-    break_evens: tuple[BreakEven, ...]
-    """Of `overheads`."""
-    plain_break_evens: tuple[BreakEven, ...]
-    """Of `plain_overheads`."""
-    first_repetitions: tuple[FirstRepetitions, ...]
-    half_step: HalfStep
-    volumes: tuple[Volume, ...]
-    clock_steps: tuple[Step, ...]
-    """Where the clock of one of two hosts was set."""
     criteria: tuple[Judgement, ...]
-    checks: tuple[Check, ...]
-    drifts: tuple[RunDrift, ...]
-    failures: tuple[FailedCell, ...]
-    discards: tuple[Discard, ...]
+    """Of the specification."""
     planned: tuple[PlannedConfig, ...]
-    gaps: tuple[Gap, ...]
 
     @property
     def counted(self) -> tuple[LifecycleRecord, ...]:
@@ -93,8 +63,9 @@ class LifecycleAnalysis:
         return tuple(record for record in self.records if record.counted)
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return tuple(sorted({record.transport for record in self.records if record.transport}))
+    def compared(self) -> tuple[LifecycleRecord, ...]:
+        """The counted requests of the launches that are not left out."""
+        return drop_launches(self.counted, self.left_out)
 
     @property
     def two_hosts(self) -> bool:
@@ -114,35 +85,39 @@ def analyze(root: Path) -> LifecycleAnalysis:
     records = tuple(recompute_durations(record, clock, settings) for record, clock in pairs)
     links, no_link, link_gaps = read_links(LifecycleLayout(root), settings.link_gbps)
     link_gbps = links[0].gbps if links else None
-    fitted = fit_costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
-    has_plain = any(record.plain.ttft_ms is not None for record in records)
-    overheads, plain = measure_overheads(records), measure_overheads(records, plain=True) if has_plain else ()
+    left_out = find_incomplete_launches(records)
+    compared = drop_launches(records, left_out)
+    has_plain = any(record.plain.ttft_ms is not None for record in compared)
+    overheads, plain = measure_overheads(compared), measure_overheads(compared, plain=True) if has_plain else ()
     measured = LifecycleAnalysis(
         facts=facts,
+        transports=tuple(sorted({record.transport for record in records if record.transport})),
         settings=settings,
         records=records,
-        configs=summarize_configs(records, contents.discards),
-        costs=fitted,
+        configs=summarize_configs(compared, contents.discards),
+        costs=fit_costs(transfers_of(compared), link_gbps=link_gbps, knee_share=settings.knee_share),
         links=links,
         no_link=no_link,
-        launches=len(split_launches(records)),
-        grid_overheads=measure_grid_overheads(records),
+        launches=len(split_launches(compared)),
+        left_out=left_out,
+        grid_overheads=measure_grid_overheads(compared),
         overheads=overheads,
         plain_overheads=plain,
-        order_effects=measure_order_effects(group_by_size(records)),
+        order_effects=measure_order_effects(compared),
         break_evens=find_break_evens(overheads),
         plain_break_evens=find_break_evens(plain),
-        first_repetitions=compare_first_repetitions(records),
-        half_step=assess_half_step(records),
+        first_repetitions=compare_first_repetitions(compared),
+        half_step=assess_half_step(compared),
         volumes=measure_volumes(records),
         clock_steps=steps,
         criteria=(),
         checks=run_checks(records, contents.cells),
-        drifts=measure_drifts(records),
+        drifts=measure_drifts(compared),
         failures=contents.failures,
         discards=contents.discards,
         planned=planned,
         gaps=(
+            *(launch.gap for launch in left_out),
             *fact_gaps,
             *plan_gaps,
             *contents.gaps,
@@ -156,16 +131,24 @@ def analyze(root: Path) -> LifecycleAnalysis:
 
 def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
     """In the specification's order; those that compare times are corrected together (Holm)."""
-    plain = measured.plain_overheads
-    compared = [
-        verdicts.judge_dominance(measured.records, measured.settings.min_new_tokens),
-        verdicts.judge_linearity(measured.costs),
+    plain, launches = measured.plain_overheads, measured.launches
+    dominance = verdicts.judge_dominance(measured.compared, measured.settings.min_new_tokens)
+    linearity = verdicts.judge_linearity(measured.costs)
+    overheads = [
         *([verdicts.judge_overhead(plain, measured.plain_break_evens)] if plain else []),
         verdicts.judge_overhead(measured.overheads, measured.break_evens, measured.order_effects),
     ]
-    dominance, linearity, *overhead = (verdicts.over_launches(one, measured.launches) for one in compared)
+    fitted = len(transfers_of(measured.compared).split_launches())
     complete, increment = verdicts.judge_completeness(measured.records), verdicts.judge_increment(measured.volumes)
-    return correct_together((complete, dominance, linearity, increment, *overhead))
+    return correct_together(
+        (
+            complete,
+            verdicts.over_launches(dominance, launches),
+            verdicts.over_launches(linearity, launches, fitted),
+            increment,
+            *(verdicts.over_launches(one, launches) for one in overheads),
+        )
+    )
 
 
 def _find_gaps(

@@ -48,7 +48,7 @@ class Knee:
     """The smallest transfer that reaches `share` of the asymptotic bandwidth."""
 
     share: float
-    """Of the asymptotic bandwidth, which the knee reaches."""
+    """Share of the asymptotic bandwidth that the knee reaches."""
     asymptote_gbps: Estimate
     """What larger transfers approach."""
     bytes: Estimate
@@ -68,17 +68,24 @@ def fit_curve(
     gamma: Estimate | None, share: float,
 ) -> tuple[tuple[BandwidthPoint, ...], Knee]:  # fmt: skip
     """These medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
-    if gamma is not None and gamma.excludes(0):
-        why = (
-            f"a write operation adds {gamma.text(3)} ms to the time for its bytes, and the number of operations is not "
-            "proportional to the bytes: a line over bytes alone has no limit"
-        )
+    why = explain_no_line(gamma)
+    if why:
         return points, no_knee(share, why)
     columns, operations = _choose_columns(transfers, weights)
     alpha, beta, *_ = fit_least_squares(columns, transfers.ms, weights, transfers.cell)
     own_weights = drawn if isinstance(drawn, str) else drawn * weights
     knee = _estimate_knee(transfers, columns, alpha, beta, own_weights, share)
     return compare_with_limit(points, Knee(share, bandwidth_of(beta), knee, alpha.value, None, operations=operations))
+
+
+def explain_no_line(gamma: Estimate | None) -> str:
+    """Why no line over bytes has a limit; empty where one may. gamma: milliseconds per operation, None = unknown."""
+    if gamma is None or not gamma.excludes(0):
+        return ""
+    return (
+        f"a write operation adds {gamma.text(3)} ms to the time for its bytes, and the number of operations is not "
+        "proportional to the bytes: a line over bytes alone has no limit"
+    )
 
 
 def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tuple[tuple[BandwidthPoint, ...], Knee]:

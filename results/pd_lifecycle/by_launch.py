@@ -4,14 +4,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
+from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord
+from results.statistics.trials import MIN_PAIRED
 
 Size = tuple[int, int]
 """C, N."""
 RatioOf = Callable[[LifecycleRecord], float | None]
 """A ratio of two durations of one repetition; None = one of them is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class IncompleteLaunch:
+    """A launch that takes no part in what is compared over launches."""
+
+    trial: int
+    """From 0."""
+    measured: int
+    """(C, N) with a counted request."""
+    of: int
+    """(C, N) that at least one launch measured."""
+
+    @property
+    def gap(self) -> Gap:
+        why = f"has {self.measured} of {self.of} (C, N): left out of what is compared over launches"
+        return Gap(f"launch {self.trial + 1}", f"{why} (trial {self.trial} in the files)")
+
+
+def find_incomplete_launches(records: Sequence[LifecycleRecord]) -> tuple[IncompleteLaunch, ...]:
+    """The launches to leave out: those with fewer than half of the (C, N), if three others remain; else none.
+
+    A size is compared only if every launch measured it, so one short launch would cost all others their sizes. The rule
+    reads which (C, N) have a counted request, and no measured value.
+    """
+    sizes = {trial: {size_of(record) for record in own} for trial, own in split_launches(records).items()}
+    total = len({size for own in sizes.values() for size in own})
+    short = tuple(IncompleteLaunch(trial, len(own), total) for trial, own in sizes.items() if 2 * len(own) < total)
+    return short if len(sizes) - len(short) >= MIN_PAIRED else ()
+
+
+def drop_launches(
+    records: Sequence[LifecycleRecord], left_out: Sequence[IncompleteLaunch]
+) -> tuple[LifecycleRecord, ...]:
+    trials = {one.trial for one in left_out}
+    return tuple(record for record in records if record.trial not in trials)
+
+
+def size_of(record: LifecycleRecord) -> Size:
+    return record.config.prior_context, record.config.current_new_tokens
 
 
 def split_launches(records: Sequence[LifecycleRecord]) -> Mapping[int, tuple[LifecycleRecord, ...]]:
@@ -37,9 +80,8 @@ def measure_log_ratios(
     for record in records:
         ratio = ratio_of(record) if record.counted else None
         if ratio is not None and ratio > 0:
-            size = (record.config.prior_context, record.config.current_new_tokens)
             order = None if first_of is None else first_of(record)
-            own = logs.setdefault(size, {}).setdefault(record.trial, {})
+            own = logs.setdefault(size_of(record), {}).setdefault(record.trial, {})
             own.setdefault(order, []).append(math.log(ratio))
     return {
         size: {trial: _balance_medians(orders) for trial, orders in launches.items()}

@@ -24,7 +24,7 @@ from results.records.lifecycle import Clock, ClockSide, LifecycleRecord, MoreSta
 MAX_RATE = 5e-4
 """Seconds per second: the most by which Linux slews a clock (adjtimex), and more than crystals differ."""
 _ROUNDS = 60
-"""Of a ternary search: the bracket shrinks to 1e-10 of its size."""
+"""Rounds of a ternary search: the bracket shrinks to 1e-10 of its size."""
 
 
 @dataclass(frozen=True, slots=True)

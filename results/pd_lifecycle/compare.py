@@ -1,4 +1,4 @@
-"""What another run of pd-lifecycle can be held against: durations by load cell, overheads, the cost of a transfer."""
+"""What another run of pd-lifecycle can be held against: overheads, the cost of a transfer, durations by load cell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ DURATIONS = ("e2e", "p_prefill", "rdma_transfer", "transfer_total", "d_decode")
 def build_comparable(analysis: LifecycleAnalysis) -> Comparable:
     return Comparable(
         facts=analysis.facts,
-        measures=(*_list_overheads(analysis), *_list_costs(analysis), *_list_durations(analysis)),
+        measures=(
+            *_list_grid(analysis),
+            *_list_overheads(analysis),
+            *_list_costs(analysis),
+            *_list_durations(analysis),
+        ),
         judgements=analysis.criteria,
         stated={
             "transport": ", ".join(analysis.transports),
@@ -34,6 +39,16 @@ def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
             value = row.value(name)
             key = {**load, "duration": name}
             yield Measure("Durations", key, value, "ms", degrees=value.launches - 1, id=own)
+
+
+def _list_grid(analysis: LifecycleAnalysis) -> Iterator[Measure]:
+    """Over all (C, N), of which a launch has one mean: the least uncertain numbers of a run with few launches."""
+    for one in analysis.grid_overheads:
+        if one.change.value is not None:
+            key, degrees = {"arm": one.arm, "over": one.baseline}, one.change.launches - 1
+            own = f"TTFT of the {one.arm} over the {one.baseline}, whole grid"
+            table = "TTFT over the whole grid"
+            yield Measure(table, key, one.change, unit="%", ratio=False, degrees=degrees, id=own)
 
 
 def _list_overheads(analysis: LifecycleAnalysis) -> Iterator[Measure]:

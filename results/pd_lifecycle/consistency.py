@@ -42,7 +42,7 @@ class RunDrift:
     over_run: Estimate
     """Relative change; `n` is the number of cells."""
     span_s: float | None
-    """Of the longest launch, from its first to its last request; None = unknown."""
+    """Duration of the longest launch, from its first to its last request; None = unknown."""
     verdict: DriftVerdict
     """Whether the interval excludes 0."""
     reason: str

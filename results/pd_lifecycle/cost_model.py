@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from results.pd_lifecycle.bandwidth_curve import (
     Knee,
     bandwidth_of,
     compare_with_limit,
+    explain_no_line,
     fit_curve,
     no_knee,
     points_of,
@@ -60,7 +62,7 @@ class CostModel:
     bandwidth_gbps: Estimate
     """1 / beta, in Gbit/s: the limit for large transfers; unknown where half of the measured sizes exceed it."""
     r2: Estimate
-    """Of the unweighted errors."""
+    """R2 of the unweighted errors."""
     gamma_ms: Estimate | None = None
     """Milliseconds per write operation; None: the fit has bytes only."""
 
@@ -99,16 +101,17 @@ class Costs:
 
 def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:
     """Fit all models; each is unknown with a reason where the transfers do not suffice."""
-    whole = _fit_together(transfers, link_gbps=link_gbps, knee_share=knee_share)
     launches = transfers.split_launches()
-    if len(launches) < MIN_PAIRED:
-        return whole
-    each = [_fit_together(one, link_gbps=link_gbps, knee_share=knee_share) for one in launches]
-    return _over_launches(whole, each)
+    alone = len(launches) < MIN_PAIRED
+    fit = partial(_fit_together, link_gbps=link_gbps, knee_share=knee_share, alone=alone)
+    return fit(transfers) if alone else _over_launches(fit(transfers), [fit(one) for one in launches])
 
 
-def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float) -> Costs:
-    """All transfers alike, whatever their launch."""
+def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float, alone: bool) -> Costs:
+    """All transfers alike, whatever their launch.
+
+    alone: no launches decide whether an operation's cost leaves a limit, so the spread over cells does.
+    """
     points, why = points_of(transfers, link_gbps), _why_no_fit(transfers)
     if why:
         nothing = unknown(why)
@@ -116,7 +119,8 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
         return Costs(none, none, none, points, no_knee(knee_share, why), Spread(nothing, nothing, 0, nothing))
     weights, drawn = _relative_weights(transfers), draw_weights(transfers, SEED)
     operations = _fit_with_operations(transfers, weights, points)
-    points, knee = fit_curve(transfers, weights, drawn, points, gamma=operations.gamma_ms, share=knee_share)
+    gamma = operations.gamma_ms if alone else None
+    points, knee = fit_curve(transfers, weights, drawn, points, gamma=gamma, share=knee_share)
     return Costs(
         relative=_fit_model(transfers, "relative", weights, drawn, points),
         ordinary=_fit_model(transfers, ORDINARY, np.ones(transfers.n), drawn, points),
@@ -130,7 +134,9 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
 def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     """The fits of the launches merged; what the fit of all transfers lacks stays unknown."""
     points = tuple(_merge_points(point, each) for point in whole.curve)
-    points, knee = compare_with_limit(points, _merge_knees(whole.knee, [one.knee for one in each]))
+    why = explain_no_line(_merge_gamma(whole.with_operations, [one.with_operations for one in each]))
+    fitted = no_knee(whole.knee.share, why) if why else _merge_knees(whole.knee, [one.knee for one in each])
+    points, knee = compare_with_limit(points, fitted)
     return replace(
         whole,
         relative=_merge_models(whole.relative, [one.relative for one in each], points),
@@ -144,15 +150,19 @@ def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
 def _merge_models(whole: CostModel, each: Sequence[CostModel], points: tuple[BandwidthPoint, ...]) -> CostModel:
     r2 = _merge_estimates(whole.r2, [one.r2 for one in each])
     beta = _merge_estimates(whole.beta_ms_per_mb, [one.beta_ms_per_mb for one in each])
-    gammas = [one.gamma_ms for one in each if one.gamma_ms is not None]
     return replace(
         whole,
         alpha_ms=_merge_estimates(whole.alpha_ms, [one.alpha_ms for one in each]),
         beta_ms_per_mb=beta,
         bandwidth_gbps=whole.bandwidth_gbps if whole.bandwidth_gbps.value is None else _asymptote_of(beta, points),
         r2=_cut_r2(r2, whole.method),
-        gamma_ms=None if whole.gamma_ms is None else _merge_estimates(whole.gamma_ms, gammas),
+        gamma_ms=_merge_gamma(whole, each),
     )
+
+
+def _merge_gamma(whole: CostModel, each: Sequence[CostModel]) -> Estimate | None:
+    gammas = [one.gamma_ms for one in each if one.gamma_ms is not None]
+    return None if whole.gamma_ms is None else _merge_estimates(whole.gamma_ms, gammas)
 
 
 def _cut_r2(r2: Estimate, method: str) -> Estimate:

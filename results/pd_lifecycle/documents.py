@@ -26,15 +26,15 @@ from results.statistics.launch_fit import LaunchSpread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LifecycleAggregate(AggregateHead):
-    """`aggregate.json`: every number of the report."""
+class LifecycleNumbers:
+    """What an analysis computes and `aggregate.json` holds."""
 
     transports: tuple[str, ...]
     """By which the KV was moved."""
     settings: Settings
-    """Of the analysis."""
+    """Settings of the analysis."""
     launches: int
-    """Of each engine: trials with a counted request."""
+    """Launches of each engine: trials with a counted request that are not left out."""
     configs: tuple[ConfigSummary, ...]
     """By C, N and O."""
     costs: Costs
@@ -50,9 +50,9 @@ class LifecycleAggregate(AggregateHead):
     order_effects: tuple[OrderEffect, ...]
     """What the order of a pair of requests changes."""
     break_evens: tuple[BreakEven, ...]
-    """Of `overheads`."""
+    """Break-evens of `overheads`."""
     plain_break_evens: tuple[BreakEven, ...]
-    """Of `plain_overheads`."""
+    """Break-evens of `plain_overheads`."""
     first_repetitions: tuple[FirstRepetitions, ...]
     """How much longer the first repetitions take than the others."""
     half_step: HalfStep
@@ -70,7 +70,12 @@ class LifecycleAggregate(AggregateHead):
     failures: tuple[FailedCell, ...]
     """Cells that failed."""
     gaps: tuple[Gap, ...]
-    """What of the run's artifacts is missing or damaged."""
+    """What of the run's artifacts is missing or damaged, and the launches that are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LifecycleAggregate(LifecycleNumbers, AggregateHead):
+    """`aggregate.json`: every number of the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,11 @@ class LifecycleVerdicts:
     """`verdicts.json`: the success criteria."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     settings: Settings
-    """Of the analysis."""
+    """Settings of the analysis."""
     criteria: tuple[Judgement, ...]
-    """Of the specification."""
+    """Criteria of the specification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ class LifecycleManifestRow:
     discarded: str
     """Measurements that do not count."""
     transport: str
-    """Of the run."""
+    """Transport of the run."""
     engine_versions: str
     """Package and version, with semicolons between them."""
 

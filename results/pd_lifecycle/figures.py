@@ -68,12 +68,12 @@ def half_step_text(analysis: LifecycleAnalysis) -> str:
 
 def _stack_rows(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, object]]:
     groups: dict[tuple[int, int, int | None], list[LifecycleRecord]] = {}
-    for record in analysis.counted:
+    for record in analysis.compared:
         config = record.config
         length = None if panel == HANDOVER else config.output_length
         groups.setdefault((config.prior_context, config.current_new_tokens, length), []).append(record)
     for (context, size, length), own in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
-        values = values_of(own)
+        values = values_of(own, analysis.launches)
         for name in parts_of(lambda part: values[part].n == values[HANDSHAKE].n > 0):  # noqa: B023 - called at once
             if name not in _LEFT_OUT[panel]:
                 yield {
@@ -85,7 +85,7 @@ def _stack_rows(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, o
 
 def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "Bandwidth by the size of the transfer"
-    transfers, fitted = transfers_of(analysis.records), analysis.costs
+    transfers, fitted = transfers_of(analysis.compared), analysis.costs
     if not transfers.n:
         return Figure(BANDWIDTH, title, missing="no counted transfer has a size and a duration")
     single = zip(transfers.bytes, transfers.gbps, strict=True)
@@ -149,7 +149,7 @@ def _line_points(sizes: Sequence[float] | np.ndarray, model: CostModel) -> list[
 
 def cost_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "Cost model: the write's duration over its bytes"
-    transfers, fitted = transfers_of(analysis.records), analysis.costs
+    transfers, fitted = transfers_of(analysis.compared), analysis.costs
     if not transfers.n:
         return Figure(COST, title, missing="no counted transfer has a size and a duration")
     single = zip(transfers.bytes, transfers.ms, strict=True)

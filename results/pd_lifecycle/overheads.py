@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, split_launches
+from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, size_of, split_launches
 from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
@@ -41,7 +41,7 @@ from results.statistics.trials import MIN_PAIRED
 SIGN_FIELD = "sign"
 """Name of the sign in aggregate.json and in the numbers of figure 4."""
 NAMED_EFFECT = 0.10
-"""Of TTFT, for which launches are planned: never for the effect that was observed."""
+"""Share of TTFT, for which launches are planned: never for the effect that was observed."""
 HANDOVER_ARM = "handover"
 COMBINED_ENGINE, PLAIN_ENGINE = "combined engine with the connector", "plain combined engine"
 """What a handover is compared with: the decode engine alone, and an engine without a connector."""
@@ -96,7 +96,7 @@ class GridOverhead:
     sizes: int
     """(C, N) in the mean."""
     spread: LaunchSpread | None = None
-    """Of the logarithm of the ratio; None where launches give none."""
+    """Spread of the logarithm of the ratio; None where launches give none."""
     per_launch: Estimate | None = None
     """Relative change of the ratio from one launch to the next: its interval excludes 0 where the position of a launch
     drives the result. None below three launches."""
@@ -122,12 +122,8 @@ class BreakEven:
 
 def group_by_size(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:
     """The counted records, grouped and sorted by (C, N)."""
-    counted = sorted((record for record in records if record.counted), key=_size_of)
-    return tuple(tuple(own) for _, own in groupby(counted, key=_size_of))
-
-
-def _size_of(record: LifecycleRecord) -> tuple[int, int]:
-    return record.config.prior_context, record.config.current_new_tokens
+    counted = sorted((record for record in records if record.counted), key=size_of)
+    return tuple(tuple(own) for _, own in groupby(counted, key=size_of))
 
 
 def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False) -> tuple[OverheadCell, ...]:
@@ -183,7 +179,7 @@ def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, flo
 
 
 def _take_medians(logs: Sequence[Mapping[int, float]]) -> list[float]:
-    """Of each launch, over (C, N) that all launches measured."""
+    """Median of each launch, over (C, N) that all launches measured."""
     return [float(np.median([own[launch] for own in logs])) for launch in sorted(logs[0])]
 
 

@@ -55,8 +55,8 @@ def build_page(analysis: LifecycleAnalysis) -> Page:
             *_answer_phases(analysis),
             *_answer_cost(analysis),
             *split[figures.BREAKDOWN][0],
-            *_answer_overhead(analysis.plain_overheads, analysis.grid_overheads),
-            *_answer_overhead(analysis.overheads, analysis.grid_overheads),
+            *_answer_overhead(analysis, analysis.plain_overheads),
+            *_answer_overhead(analysis, analysis.overheads),
             *split[figures.OVERHEAD][0],
         ),
         undecided=(*split[figures.BREAKDOWN][1], *split[figures.OVERHEAD][1]),
@@ -94,8 +94,8 @@ def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     brackets = "the 95 % spread within the launch" if few else "95 % intervals over launches"
     return (
         f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
-        f"{len(analysis.counted)} requests of {len(analysis.configs)} configurations (C tokens of prior context, N new "
-        f"ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
+        f"{len(analysis.compared)} requests of {len(analysis.configs)} configurations (C tokens of prior context, "
+        f"N new ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
         f"{figures.link_text(analysis)}",
     )
 
@@ -147,7 +147,7 @@ def _answer_cost(analysis: LifecycleAnalysis) -> Iterator[PageAnswer]:
         yield PageAnswer("Cost of a transfer", "", text, figures.BREAKDOWN)
 
 
-def _answer_overhead(cells: Sequence[OverheadCell], grid: Sequence[GridOverhead]) -> Iterator[PageAnswer]:
+def _answer_overhead(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -> Iterator[PageAnswer]:
     """The median over the (C, N), and the extremes as what they are: chosen from all, each with its own interval."""
     known = [cell for cell in cells if cell.overhead_ms.value is not None]
     if not known:
@@ -155,8 +155,10 @@ def _answer_overhead(cells: Sequence[OverheadCell], grid: Sequence[GridOverhead]
     least, most = (choose(known, key=lambda cell: cell.overhead_ms.value or 0.0) for choose in (min, max))
     ends = ", ".join(f"{name} {_describe_end(cell)}" for name, cell in (("the least", least), ("the most", most)))
     slower, faster = (sum(cell.sign == sign for cell in known) for sign in (1, -1))
-    within = "" if most.overhead_ms.launches >= MIN_PAIRED else " within this launch"
-    over = next((one for one in grid if (one.arm, one.baseline) == (HANDOVER_ARM, most.baseline)), None)
+    few = "this launch" if analysis.launches == 1 else "these launches"
+    within = "" if analysis.launches >= MIN_PAIRED else f" within {few}"
+    compared = (HANDOVER_ARM, most.baseline)
+    over = next((one for one in analysis.grid_overheads if (one.arm, one.baseline) == compared), None)
     median = "" if over is None else f"median over {over.sizes} (C, N) {_format_change(over.median)}; "
     text = (
         f"{median}slower at {slower} and faster at {faster} of {len(known)} (C, N){within}. Extremes of {len(known)}, "

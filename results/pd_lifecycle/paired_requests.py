@@ -12,15 +12,19 @@ the lengths vary more than the repetitions within them, repetitions are not inde
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.pd_lifecycle.by_launch import Size, size_of, split_launches
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
 from results.statistics.estimates import LEVEL, Samples, holm, mean, student_interval, student_quantile
+from results.statistics.launch_fit import mean_over_launches
+from results.statistics.trials import MIN_PAIRED
 
 OVERHEAD, TTFT, COMBINED, PLAIN = "pdsep_overhead", "client_ttft", "colo_ttft", "plain_ttft"
 PAIRED = (OVERHEAD, TTFT, COMBINED)
@@ -74,7 +78,7 @@ class OrderEffect:
     prior_context: int | None
     """None: over the whole grid."""
     effect_ms: Estimate
-    """Mean over the (C, N), with Student's t."""
+    """Mean over the (C, N), `n` of them. Bounds: Student's t over the launches, below three over the (C, N)."""
 
 
 def collect_pairs(
@@ -182,14 +186,35 @@ def which_lengths_differ(lengths: Sequence[Lengths]) -> tuple[bool, ...]:
     return tuple(p < 1 - LEVEL for p in holm([1.0 if one.p is None else one.p for one in lengths]))
 
 
-def measure_order_effects(sizes: Sequence[Sequence[LifecycleRecord]]) -> tuple[OrderEffect, ...]:
-    """The effects over the grid, then at each C. `sizes`: the counted records of each (C, N), over all launches."""
+def measure_order_effects(records: Sequence[LifecycleRecord]) -> tuple[OrderEffect, ...]:
+    """The effects of the counted records over the grid, then at each C."""
+    launches = split_launches(records)
+    whole = [record for own in launches.values() for record in own]
+    groups = list(launches.values()) if len(launches) >= MIN_PAIRED else [whole]
+    contexts = sorted({record.config.prior_context for record in whole})
     order_effects = []
-    contexts = sorted({own[0].config.prior_context for own in sizes})
     for name in PAIRED:
-        effects = [(own[0].config.prior_context, balance_pairs(own, name).order.value) for own in sizes]
+        each = [_measure_order(own, name) for own in groups]
         for context in (None, *contexts) if len(contexts) > 1 else (None,):
-            known = [value for at, value in effects if value is not None and context in (None, at)]
-            estimate = mean(known) if known else unknown(ONE_ORDER)
-            order_effects.append(OrderEffect(name, context, estimate))
+            order_effects.append(OrderEffect(name, context, _average_order(each, context)))
     return tuple(order_effects)
+
+
+def _measure_order(records: Sequence[LifecycleRecord], name: str) -> Mapping[Size, float]:
+    """The order effect at each (C, N) that has both orders."""
+    sizes: dict[Size, list[LifecycleRecord]] = {}
+    for record in records:
+        sizes.setdefault(size_of(record), []).append(record)
+    effects = {size: balance_pairs(sizes[size], name).order.value for size in sorted(sizes)}
+    return {size: value for size, value in effects.items() if value is not None}
+
+
+def _average_order(each: Sequence[Mapping[Size, float]], context: int | None) -> Estimate:
+    """each: the effects of each launch; or of all repetitions alike, whose mean over the (C, N) has a spread."""
+    values = [[value for size, value in one.items() if context in (None, size[0])] for one in each]
+    if not any(values):
+        return unknown(ONE_ORDER)
+    if len(values) < MIN_PAIRED:
+        return mean(values[0])
+    over_launches = mean_over_launches([fmean(own) if own else None for own in values])
+    return replace(over_launches, n=max(map(len, values)))

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 
 from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
+from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.estimate import figure
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle
-from results.records.lifecycle_cells import CellFailure, MeasuredCell
+from results.records.lifecycle_cells import CellFailure, MeasuredCell, decode_cell
 from results.records.link import LinkRecord
 from results.records.skipped_cells import describe_skip
 
@@ -53,7 +54,7 @@ class Collected:
     """The contents of the run folder."""
 
     records: tuple[LifecycleRecord, ...]
-    """Of finished cells, by trial, C, N, O and repetition; warm-ups and records that do not count included."""
+    """Records of finished cells, by trial, C, N, O and repetition; warm-ups and records that do not count included."""
     discards: tuple[Discard, ...]
     """Repeated measurements, those of failed cells, and records that do not count."""
     gaps: tuple[Gap, ...]
@@ -129,11 +130,13 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], lis
 def _read_cell(path: Path) -> MeasuredCell | Gap:
     name = artifact_name(path.parent)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=MeasuredCell)
+        return decode_cell(path.read_bytes())
     except FileNotFoundError:
         return Gap(name, "the cell was not finished: its records are not counted")
     except OSError as error:
         return Gap(name, f"{path.name} cannot be read: {error.strerror}; its records are not counted")
+    except UnknownVersion as error:
+        return Gap(name, f"{path.name} {error}; its records are not counted")
     except DAMAGED_JSON as error:
         return Gap(name, f"{path.name} is damaged: {error}; its records are not counted")
 
@@ -227,9 +230,9 @@ class LinkBandwidth:
     source: str
     """GIVEN or MEASURED."""
     low: float | None = None
-    """Of the slowest round; None = one number was given."""
+    """Bandwidth of the slowest round; None = one number was given."""
     high: float | None = None
-    """Of the fastest round."""
+    """Bandwidth of the fastest round."""
     method: str = ""
     """How it was measured; empty = it was given."""
 

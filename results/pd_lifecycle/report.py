@@ -24,7 +24,7 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
     brackets = SPREAD if analysis.launches < MIN_PAIRED else f"interval over {analysis.launches} launches"
     measured = f"{facts.label}{describe_engine(facts)}{transport}"
     return (
-        f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
+        f"Profile {measured}: {len(analysis.compared)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
         f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {format_percent(LEVEL)} "
         f"{brackets}; `-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."

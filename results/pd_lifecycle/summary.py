@@ -55,7 +55,7 @@ class ConfigSummary:
     `client_residual_share`, and COUNTED. A value that is compared with the combined instance is the mean of the means
     of both orders (results.pd_lifecycle.paired_requests)."""
     medians: Mapping[str, float] = field(default_factory=dict)
-    """Of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
+    """Medians of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
 
     def value(self, name: str) -> Estimate:
         return self.values.get(name, unknown("not measured"))
@@ -65,12 +65,14 @@ def summarize_configs(records: Sequence[LifecycleRecord], discards: Sequence[Dis
     """One row per configuration with a record, by C, N and O."""
     discarded = Counter(one.config.key for one in discards)
     ordered = sorted(records, key=lambda record: record.config.key)
+    launches = len(split_launches(records))
     return tuple(
-        _summarize_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
+        _summarize_config(tuple(own), discarded[key], launches)
+        for key, own in groupby(ordered, key=lambda one: one.config.key)
     )
 
 
-def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
+def _summarize_config(own: Sequence[LifecycleRecord], discarded: int, launches: int) -> ConfigSummary:
     counted = [record for record in own if record.counted]
     warmups = sum(record.warmup for record in own)
     medians = {
@@ -78,25 +80,29 @@ def _summarize_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigS
         for name in (*DURATIONS, COMBINED, PLAIN)
         if (known := [ms for record in counted if (ms := value_of(record, name)) is not None])
     }
-    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted), medians)
+    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted, launches), medians)
 
 
-def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
-    """The values of a ConfigSummary, from any counted records."""
-    estimates = _estimate_values(counted)
+def values_of(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str, Estimate]:
+    """The values of a ConfigSummary, from any counted records of a run with this many launches."""
+    estimates = _estimate_values(counted, of_launches)
     return {name: one if name in SIGNED else cut_bounds(one) for name, one in estimates.items()}
 
 
-def _estimate_values(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
+def _estimate_values(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str, Estimate]:
     """With bounds as Student's t gives them, which may be below 0 for a duration."""
     launches, whole = split_launches(counted), _values_together(counted)
-    if len(launches) < MIN_PAIRED:
+    if of_launches < MIN_PAIRED:
         return whole
     each = [_values_together(own) for own in launches.values()]
-    return {
+    merged = {
         name: one if one.value is None else replace(merge_launches([values[name] for values in each]), n=one.n)
         for name, one in whole.items()
     }
+    if len(launches) >= MIN_PAIRED:
+        return merged
+    why = f"{len(launches)} of {of_launches} launches have this configuration"
+    return {name: one if one.value is None else replace(one, reason=why) for name, one in merged.items()}
 
 
 def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
@@ -189,7 +195,7 @@ class SummaryRow:
     """Durations inside the decode instance, counts of a transfer and the combined engine without a connector, each with
     `_low` and `_high` beside it."""
     medians: Mapping[str, float | None]
-    """Of every duration with a mean, as `<name>_median_ms`."""
+    """Median of every duration with a mean, as `<name>_median_ms`."""
 
 
 def build_summary_rows(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.DataFrame:

@@ -68,7 +68,7 @@ def cost_model_table(analysis: LifecycleAnalysis) -> Table:
         "weighted, with operations": fitted.with_operations,
     }
     note = (
-        "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals: from three launches on over "
+        "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Brackets: from three launches on over "
         "the fits of the launches; within fewer, of the coefficients over cells (CR3), of R^2 cells resampled within "
         "each size. R^2 of the ordinary fit, not judged: "
         f"{_spread_text(fitted.spread)}.{_note_cut(model.r2 for model in models.values())}"
@@ -170,7 +170,7 @@ def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -
     note = (
         "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the same request on "
         f"the {baseline}, both orders weighted equally. {_route_text(analysis)}{within or units}n.s.: sign not "
-        f"significant, all (C, N) tested (Holm). {_lengths_text(cells)}{_note_cut(ttfts)}"
+        f"significant, all (C, N) tested (Holm). {_lengths_text(cells, analysis.launches)}{_note_cut(ttfts)}"
     )
     return make_table(f"Overhead over the {baseline}", OVERHEAD_COLUMNS, cells, note)
 
@@ -209,24 +209,27 @@ def _route_text(analysis: LifecycleAnalysis) -> str:
     return "The combined request goes directly to the engine: the overhead includes the router. " if ways else ""
 
 
-def _lengths_text(cells: Sequence[OverheadCell]) -> str:
+def _lengths_text(cells: Sequence[OverheadCell], launches: int) -> str:
     known = [cell.lengths_f for cell in cells if cell.lengths_f is not None]
     if not known:
         return "One output length, or one repetition: whether output lengths differ cannot be tested."
     apart = [f"C={cell.prior_context} N={cell.new_tokens}" for cell in cells if cell.lengths_differ]
-    own = f" Significantly different, intervals over the means of the lengths: {', '.join(apart)}." if apart else ""
+    used = "the variances of the intervals are multiplied by it", ", intervals over the means of the lengths"
+    inflation, means = used if launches < MIN_PAIRED else ("the intervals over the launches do not depend on it", "")
+    own = f" Significantly different{means}: {', '.join(apart)}." if apart else ""
     return (
         "Variance between output lengths over the variance within them, about 1 where they do not differ: mean "
-        f"{sum(known) / len(known):.2f}; the variances of the intervals are multiplied by it.{own}"
+        f"{sum(known) / len(known):.2f}; {inflation}.{own}"
     )
 
 
 def order_table(analysis: LifecycleAnalysis) -> Table:
     known = [one for one in analysis.order_effects if one.effect_ms.value is not None]
     shown = known or analysis.order_effects[:1]
+    over = "" if analysis.launches < MIN_PAIRED else " over the launches"
     note = (
-        "Milliseconds; mean over the (C, N) with Student's t. It cancels in the tables above, which weight both orders "
-        "equally."
+        f"Milliseconds; mean over the (C, N) with Student's t{over}. It cancels in the tables above, which weight both "
+        "orders equally."
     )
     return make_table("Order effect", ORDER_COLUMNS, shown if analysis.overheads else (), note)
 

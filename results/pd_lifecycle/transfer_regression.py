@@ -48,7 +48,6 @@ class Transfers:
         return int(self.bytes.size)
 
     def split_launches(self) -> tuple[Transfers, ...]:
-        """The transfers of each launch."""
         return tuple(self._select(self.launch == launch) for launch in np.unique(self.launch))
 
     def _select(self, chosen: Mask) -> Transfers:

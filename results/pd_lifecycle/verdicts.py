@@ -12,8 +12,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
-from results.pd_lifecycle.by_launch import Size, measure_log_ratios
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
@@ -35,6 +36,7 @@ from results.statistics.judgement import (
 )
 from results.statistics.launch_fit import fit_sizes
 from results.statistics.student import find_p_of_rule, find_p_value
+from results.statistics.trials import MIN_PAIRED
 
 R2_ABOVE = 0.95
 """Criterion 3."""
@@ -78,9 +80,14 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
     )
 
 
-def over_launches(within: Judgement, launches: int) -> Judgement:
-    """The criterion; below three launches of each engine it is undecided, and its own reason follows."""
+def over_launches(within: Judgement, launches: int, known: int | None = None) -> Judgement:
+    """The criterion; below three launches of each engine it is undecided, and its own reason follows.
+
+    known: launches that have its numbers; None = all.
+    """
     few = few_launches(launches, "engine")
+    if not few and known is not None and known < MIN_PAIRED:
+        few = f"{known} of {launches} launches have its numbers: a verdict needs {MIN_PAIRED}"
     if not few or within.outcome is Outcome.OPEN:
         return within
     return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}", p=None)
@@ -119,8 +126,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     else:
         outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
         missing = f"no (C, N) with N >= {min_new_tokens} was measured"
-        excluded = _exclude_at_each("differences", [ratios[name] for name in rest], none=1.0)
-        reason = f"not significant at {list_some(rest)}{excluded}" if ratios else missing
+        reason = _explain_undecided({name: ratios[name] for name in rest}) if ratios else missing
     decided = below or rest or above
     shown = ratios[decided[0]] if decided else unknown(reason)
     values = [one.value for one in ratios.values() if one.value is not None]
@@ -139,6 +145,19 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
         p=_find_p_of_all(ratios, p_of, corrected, below),
     )
+
+
+def _explain_undecided(ratios: Mapping[str, Estimate]) -> str:
+    """Of the (C, N) whose interval is not above 1: what it excludes, or why there is none."""
+    unsure = [name for name, one in ratios.items() if one.low is not None]
+    blank = [name for name in ratios if name not in unsure]
+    parts = []
+    if unsure:
+        excluded = _exclude_at_each("differences", [ratios[name] for name in unsure], none=1.0)
+        parts.append(f"not significant at {list_some(unsure)}{excluded}")
+    if blank:
+        parts.append(f"no interval at {list_some(blank)}: {ratios[blank[0]].reason or 'not measured'}")
+    return "; ".join(parts)
 
 
 def _find_p_of_all(
@@ -162,10 +181,8 @@ def _find_p_of_all(
 def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:
     """Median rdma_transfer / p_prefill of every (C, N), and over launches the p of its being 1."""
     logs = measure_log_ratios(records, _transfer_over_prefill)
-    fit = fit_sizes(logs)
-    if not isinstance(fit, str):
-        lacking = unknown("not measured in every launch")
-        return {size: fit.estimates.get(size, lacking).transform(math.exp) for size in logs}, fit.p
+    if len(split_launches(records)) >= MIN_PAIRED:
+        return _measure_over_launches(logs)
     cells: dict[Size, dict[tuple[int, int], list[LifecycleRecord]]] = {}
     for record in records:
         config = record.config
@@ -173,6 +190,22 @@ def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size
         own.setdefault((record.trial, config.output_length), []).append(record)
     logarithms = {size: mean([_median_log(own) for own in cells[size].values()]) for size in logs}
     return {size: one.transform(math.exp) for size, one in logarithms.items()}, {}
+
+
+def _measure_over_launches(
+    logs: Mapping[Size, Mapping[int, float]],
+) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:
+    """As `_measure_dominance`; a (C, N) that a launch lacks has no interval, whatever its repetitions are."""
+    fit = fit_sizes(logs)
+    why = fit if isinstance(fit, str) else "not measured in every launch"
+    estimates = {
+        size: Estimate(fmean(own.values()), n=len(own), reason=why, launches=len(own)) for size, own in logs.items()
+    }
+    p_values: Mapping[Size, float] = {}
+    if not isinstance(fit, str):
+        estimates |= fit.estimates
+        p_values = fit.p
+    return {size: one.transform(math.exp) for size, one in estimates.items()}, p_values
 
 
 def _median_log(records: Sequence[LifecycleRecord]) -> float:

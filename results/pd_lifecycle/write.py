@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
-from results.pd_lifecycle.documents import LifecycleAggregate, LifecycleManifestRow, LifecycleRow, LifecycleVerdicts
+from results.pd_lifecycle.documents import (
+    LifecycleAggregate,
+    LifecycleManifestRow,
+    LifecycleNumbers,
+    LifecycleRow,
+    LifecycleVerdicts,
+)
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import build_figures
 from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import build_report
 from results.pd_lifecycle.summary import build_summary_rows
 from results.pd_lifecycle.tables import FIGURES_BEFORE
+from results.records.declaration import pick_fields
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.lifecycle import AGGREGATE_FORMAT, LifecycleRecord
 from results.report.content import Report
 from results.report.document import report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, write_outputs
+from results.report.output import Outputs, write_analysis
 from results.report.record_rows import build_frame
-from results.report.stored_page import digest_inputs
-
-_OF_ANALYSIS = {one.name for one in fields(LifecycleAnalysis)}
 
 
 def write_results(root: Path) -> LifecycleAnalysis:
-    """Analyze the run folder `root`: write summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/, report.*.
+    """As `write_analysis`: summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/ and report.*."""
+    return write_analysis(root, analyze, build_outputs)
 
-    The same folder gives the same files. Missing or damaged artifacts become gaps. Raises ResultsError where `root` is
-    no folder, OSError where a file cannot be written.
-    """
-    inputs = digest_inputs(root)
-    analysis = analyze(root)
+
+def build_outputs(analysis: LifecycleAnalysis, layout: RunLayout) -> Outputs:
     summary = build_summary_rows(analysis.configs, half_step=analysis.settings.subtract_half_step)
-    outputs = Outputs(
+    return Outputs(
         aggregate=build_aggregate(analysis),
         rows=build_request_rows(analysis),
         verdicts=build_verdicts(analysis),
@@ -51,21 +52,16 @@ def write_results(root: Path) -> LifecycleAnalysis:
             FIGURES_BEFORE,
             DRAWERS,
         ),
-        inputs=inputs,
-        more={LifecycleLayout(root).summary_csv: summary},
+        more={LifecycleLayout(layout.root).summary_csv: summary},
     )
-    write_outputs(RunLayout(root), outputs)
-    return analysis
 
 
 def build_aggregate(analysis: LifecycleAnalysis) -> LifecycleAggregate:
-    same = [one.name for one in fields(LifecycleAggregate) if one.name in _OF_ANALYSIS]
     return LifecycleAggregate(
         format=AGGREGATE_FORMAT,
         definitions=DEFINITIONS,
         **name_run(analysis.facts),
-        transports=analysis.transports,
-        **{name: getattr(analysis, name) for name in same},
+        **pick_fields(analysis, LifecycleNumbers),
     )
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 DECISION_VERSION = 3
-"""Of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
+"""Version of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -41,7 +41,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     ongoing_decode_tokens: int = 0
     """Prompt tokens of requests that are past their first token."""
     kv_capacity_tokens: int | None = None
-    """Of its KV cache; None = not known."""
+    """Size of its KV cache; None = not known."""
     free_kv_tokens: int | None = None
     """Capacity less `ongoing_tokens`, `retained_tokens` and what is reserved for answers; None = capacity not known."""
     retained_tokens: int = 0
@@ -98,7 +98,7 @@ class ClusterView(msgspec.Struct, frozen=True):
     picks: int
     """Picks made so far: what round robin counts by."""
     fallbacks: int = 0
-    """Picks so far that the policy said advance its tie-break counter."""
+    """Picks so far that advanced the policy's tie-break counter."""
 
 
 class Gate(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ class Decision(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     """Every instance as the policy weighed it."""
     keys: tuple[str, ...] = ()
-    """What the places of the candidates' scores stand for, in their order."""
+    """What each of a candidate's scores stands for, in their order."""
     gates: tuple[Gate, ...] = ()
     """Conditions in the order tested."""
     tie_break: str = ""
@@ -184,7 +184,7 @@ class KvTransfer:
     prefix_tokens: int = 0
     """Tokens whose KV was to be moved."""
     source_cached_tokens: int | None = None
-    """Of these, what the source had in its cache; the rest it computed for the transfer."""
+    """Prefix tokens that the source had in its cache; it computed the rest for the transfer."""
     external_tokens: int | None = None
     """What the target took from the transfer, by its own counter of prompt tokens by source."""
     local_tokens: int | None = None
@@ -274,6 +274,6 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     t_dispatch_ns: int = 0
     """When the pick was made: what the seconds of the outcome count from; 0 = the record does not say."""
     version: int = DECISION_VERSION
-    """Of this record; a row that states none is of version 1."""
+    """Version of this record; a row that states none is of version 1."""
     simulated: bool | UnsetType = UNSET
     """True = the instances are a model, and nothing was measured; absent = they are real."""

@@ -103,6 +103,11 @@ def pick_fields(source: object, record: type) -> dict[str, Any]:
     return {one.name: getattr(source, one.name) for one in fields(record)}
 
 
+def rename_fields(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """A row with new names of those of its fields that `names` has, in the same order."""
+    return {names.get(name, name): value for name, value in row.items()}
+
+
 def decode_csv(lines: Iterable[str], record: type[_Record]) -> tuple[_Record, ...]:
     """The rows of a CSV whose header names fields of the record; an empty cell is None. A damaged row is left out."""
     records, rows = [], csv.DictReader(lines)

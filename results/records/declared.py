@@ -16,12 +16,23 @@ from results.records.instance_events import InstanceEvent
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.link import LinkRecord
 from results.records.live import LiveLatency
+from results.records.load_specs import LoadSpec, ReplaySpec
 from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
 from results.records.points import PointRecord
 from results.records.preflight import PreflightCheck, PreflightRecord
 from results.records.reference_rates import CellSaturation, ConfigSaturation, Criterion, ReferenceRates, Thresholds
+from results.records.router_spec import (
+    BindingRules,
+    HealthRules,
+    InstanceSpec,
+    KvEndpoint,
+    Limits,
+    Prewarm,
+    RouterSpec,
+    TransferRules,
+)
 from results.records.routing_cells import (
     InstanceNumbers,
     KvMovements,
@@ -33,6 +44,7 @@ from results.records.routing_cells import (
 from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
 from results.records.skipped_cells import SkippedCell
+from results.records.trace_lines import LineCounts, PackedTurn, StatedFacts, TraceHeader, TraceLine
 from results.records.transfer_log import ProbeEvent, ProbeStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 
@@ -40,6 +52,7 @@ CONFIG = "results/<date>_<config>/"
 TRIAL = "results/<date>_<policy>/trial_<n>/"
 TRACE_FOLDERS = ("trace/", "trace/<name>/", "trace/<n>/", "trace/<name>/<n>/")
 """Folders of traces: the run's own, those that a preset names, and in a simulated run one for each trial."""
+ATTEMPT = "attempts/<cell>/<n>/"
 LIFECYCLE = "results/lifecycle/"
 LIFECYCLE_CELL = "results/lifecycle/cells/<configuration>/"
 """In trials after the first, `<configuration>` ends in `_t<trial>`."""
@@ -98,6 +111,15 @@ DECLARED: tuple[Declared, ...] = (
     *declare_inside(ReferenceRates, Thresholds, ConfigSaturation, CellSaturation),
     *declare_inside(CellSaturation, Criterion),
     Declared(TraceRecord, (*_in_each(TRACE_FOLDERS, "trace.json"), "in RoutingConfig")),
+    Declared(TraceHeader, _in_each(TRACE_FOLDERS, "trace.jsonl")),
+    Declared(TraceLine, _in_each(TRACE_FOLDERS, "trace.jsonl")),
+    *declare_inside(TraceHeader, StatedFacts),
+    *declare_inside(TraceLine, PackedTurn, LineCounts),
+    Declared(LoadSpec, (f"{ATTEMPT}requests.spec.json",)),
+    Declared(ReplaySpec, (f"{ATTEMPT}metrics.spec.json",)),
+    Declared(RouterSpec, (f"{ATTEMPT}router.spec.json", f"{LIFECYCLE}engines/<start>/router.spec.json")),
+    *declare_inside(RouterSpec, InstanceSpec, BindingRules, Prewarm, HealthRules, Limits, TransferRules),
+    *declare_inside(InstanceSpec, KvEndpoint),
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
@@ -171,7 +193,7 @@ _ANALYZED = "Written by the analysis; `tracon report --again` writes it again."
 OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile("state.sqlite", "The journal and the current rows (state/schema.py)."),
     OtherFile("run.log", "What the run process logged."),
-    OtherFile("attempts/<cell>/<n>/<file>", "What an attempt wrote while it ran; kept of a cell that never finished."),
+    OtherFile("attempts/<cell>/<n>/<file>", "What an attempt wrote and its finished cell did not take over."),
     OtherFile("preflight/verify_<config>.log", "Each step of a pre-flight with its time."),
     *(
         OtherFile(f"{folder}{name}", sentence)
@@ -184,15 +206,9 @@ OTHER_FILES: tuple[OtherFile, ...] = (
             ("rings/<launch>/engine_step.<role>.<pid>.ring", "The step probe's ring (results/records/rings.py)."),
         )
     ),
-    *(
-        OtherFile(name, "A trace that cells of `routing` replay (docs/traces.md).")
-        for name in _in_each(TRACE_FOLDERS, "trace.jsonl")
+    OtherFile(
+        f"{ATTEMPT}simulation.spec.json", "A simulation's options: `SimulationSpec` (runners/simulator/spec.py)."
     ),
-    *(
-        OtherFile(f"{folder}router.spec.json", "The router's options: `RouterSpec` (runners/router/spec.py).")
-        for folder in (TRIAL, f"{LIFECYCLE}engines/<start>/")
-    ),
-    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options: `ReplaySpec` (runners/load/replay_spec.py)."),
     *(
         OtherFile(name, _ANALYZED)
         for name in ("report.md", "report.html", "figures/figure_<n>.<kind>")

@@ -28,6 +28,10 @@ class RingError(ResultsError):
     """A step ring that cannot be read."""
 
 
+class SpecError(ResultsError):
+    """The spec of a router or a load that cannot be: an option out of its limits, or two that contradict each other."""
+
+
 class ArtifactError(ResultsError):
     """An artifact that is missing, damaged, or of a version this Tracon does not know."""
 

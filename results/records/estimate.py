@@ -14,9 +14,9 @@ class Estimate:
     value: float | None
     """None = not measured or not known, and `reason` says why."""
     low: float | None = None
-    """Of the interval; None = no interval."""
+    """Lower bound of the interval; None = no interval."""
     high: float | None = None
-    """Of the interval; None = no interval."""
+    """Upper bound of the interval; None = no interval."""
     n: int = 0
     """Values that it comes from."""
     reason: str | None = None

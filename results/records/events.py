@@ -28,7 +28,7 @@ class RunState(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     INTERRUPTED = "interrupted"
-    """Stopped or killed before its end; `resume` goes on from here."""
+    """Stopped or killed before its end; `resume` continues from here."""
     DONE = "done"
     FAILED = "failed"
 
@@ -86,7 +86,7 @@ class RunPlanned(Event):
     plan: RunPlan
     """As `plan.json` holds it."""
     tracon_version: str
-    """Of the Tracon that made the plan."""
+    """Version of the Tracon that made the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class RunTaken(Event):
 
     kind: ClassVar[str] = "run_taken"
     pid: int
-    """Of the process that runs it now."""
+    """Process id of the process that runs it now."""
     host: str
-    """Of that process."""
+    """Host of that process."""
     dead_pid: int
-    """Of the process that died."""
+    """Process id of the process that died."""
     dead_host: str
-    """Of the process that died."""
+    """Host of the process that died."""
     last_heartbeat_unix_s: float
     """The last sign of life of the dead process: no process ran the run from then on."""
 
@@ -160,7 +160,7 @@ class EngineDeath:
     process: str = ""
     """vLLM's name of the process that ended first, e.g. `EngineCore`; empty = the main process."""
     pid: int | None = None
-    """Of that process; None = not known."""
+    """Process id of that process; None = not known."""
     frame: str = ""
     """Innermost Python frame of the thread that crashed, from faulthandler; empty = none was written."""
     cause: str = ""
@@ -168,7 +168,7 @@ class EngineDeath:
     kernel: str = ""
     """After SIGKILL: what the kernel shows of its OOM killer, or why that could not be read."""
     last_lines: tuple[str, ...] = ()
-    """Of its log."""
+    """Last lines of its log."""
 
 
 SIMULATED = "simulated"
@@ -186,13 +186,13 @@ class InstanceFacts:
     state: InstanceState
     """From now on."""
     pid: int | None = None
-    """Of its main process; None = as before, or not known."""
+    """Process id of its main process; None = as before, or not known."""
     pgid: int | None = None
-    """Of its process group; None = as before, or not known."""
+    """Id of its process group; None = as before, or not known."""
     process_start: float | None = None
     """Creation time of `pid` (psutil, seconds since the epoch)."""
     boot_id: str = ""
-    """Of its host since the last boot; empty = as before."""
+    """Boot id of its host since the last boot; empty = as before."""
     url: str = ""
     """Base URL; empty = as before."""
     started_by: str = ""
@@ -211,7 +211,7 @@ class InstanceChanged(InstanceFacts, Event):
     start_ticks: int | None = None
     """Start of `pid` in clock ticks since boot: tells a reused pid from the engine; None = as before, or not known."""
     host: str = ""
-    """Of `pid`; empty = as before, or an older Tracon wrote this."""
+    """Host of `pid`; empty = as before, or an older Tracon wrote this."""
     pid_namespace: str = ""
     """In which `pid` means something; empty = as before, or not known."""
     devices: tuple[str, ...] = ()
@@ -286,7 +286,7 @@ class RoutedLine:
     """One pick as the latest decisions show it."""
 
     t_unix_s: float
-    """Of the pick."""
+    """Time of the pick."""
     request: str
     """Its `x-request-id`."""
     session: str
@@ -372,7 +372,7 @@ class LifecycleMeasured(Event):
     bytes: int | None = None
     """Moved."""
     bandwidth_gbps: float | None = None
-    """Of the write alone."""
+    """Bandwidth of the write alone."""
     residual_share: float | None = None
     """|e2e - sum of the phases| / e2e: what the client saw beside the stamps."""
     colo_ttft_ms: float | None = None

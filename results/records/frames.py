@@ -135,7 +135,6 @@ def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) 
 
 
 def read_cell(path: Path) -> CellRecord | Gap:
-    """The cell record at `path`."""
     return read_record(path, CellRecord, CELL_VERSION)
 
 

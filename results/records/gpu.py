@@ -40,15 +40,15 @@ class GpuSample:
     utilisation_percent: float | None
     """Share of the last sample period with a kernel running; a GPU that is divided (MIG) does not state it."""
     memory_used_mib: float
-    """Of the GPU's memory."""
+    """Memory in use."""
     clock_mhz: float | None = None
-    """Of its multiprocessors."""
+    """Clock of its multiprocessors."""
     memory_clock_mhz: float | None = None
-    """Of its memory."""
+    """Clock of its memory."""
     power_w: float | None = None
     """Drawn by the board."""
     temperature_c: float | None = None
-    """Of the GPU, in degrees Celsius."""
+    """Temperature of the GPU, in degrees Celsius."""
     memory_total_mib: float | None = None
     """All of the GPU's memory."""
     limited_by: str | None = None
@@ -78,7 +78,7 @@ class GpuUse:
     clock_mhz: float | None = None
     """The mean over all samples that state it."""
     power_w: float | None = None
-    """Of one GPU, the mean over all samples that state it."""
+    """Power of one GPU, the mean over all samples that state it."""
     temperature_c: float | None = None
     """The highest."""
     limited: Mapping[str, float] = field(default_factory=dict)

@@ -46,26 +46,26 @@ class InstanceEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     t_ns: int = 0
     """`time.perf_counter_ns()`, the clock of `DecisionRecord.t_ns`."""
     why: str = ""
-    """Of `unavailable` and `transfer_failed`."""
+    """With `unavailable` and `transfer_failed`: the reason."""
     pause_s: float = 0.0
-    """Of `paused`: not to be picked for this long from then on; 0 ends a pause."""
+    """With `paused`: not to be picked for this long from then on; 0 ends a pause."""
     role: Role = "both"
-    """Of `added`."""
+    """With `added`: its role."""
     kv_capacity_tokens: int | None = None
-    """Of `added` and `capacity`: of its KV cache; None = not known."""
+    """With `added` and `capacity`: size of its KV cache; None = not known."""
     block_tokens: int = 1
-    """Of `added`: block size of its KV cache."""
+    """With `added`: block size of its KV cache."""
     transport: str = ""
-    """Of `added`: `mooncake` or `nixl`; empty = its KV cannot be moved."""
+    """With `added`: `mooncake` or `nixl`; empty = its KV cannot be moved."""
     kv_role: str = ""
-    """Of `added`: the role of its connector."""
+    """With `added`: the role of its connector."""
     bootstrap: str = ""
-    """Of `added`: base URL of its Mooncake bootstrap server; empty = it has none."""
+    """With `added`: base URL of its Mooncake bootstrap server; empty = it has none."""
     keys: tuple[int, ...] = ()
-    """Of `blocks_stored` and `blocks_removed`: the blocks' keys in the router's index."""
+    """With `blocks_stored` and `blocks_removed`: the blocks' keys in the router's index."""
     transfer: int = 0
     """Number of a transfer among the router's, from 1."""
     target: str = ""
-    """Of a transfer."""
+    """Target of a transfer."""
     purpose: Literal["migration", "handover"] = "migration"
-    """Of a transfer, as in KvTransfer."""
+    """Purpose of a transfer, as in KvTransfer."""

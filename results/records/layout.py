@@ -206,6 +206,7 @@ class TrialLayout:
     gpu_util = Below("gpu_util.csv")
     cell = Below("cell.json")
     router_spec = Below("router.spec.json")
+    simulation_spec = Below("simulation.spec.json")
     instances = Below("engines")
     """Folder of the cell's own instances."""
 

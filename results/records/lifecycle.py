@@ -111,7 +111,7 @@ class TransferDetail:
     """The specification's `transfer_detail`."""
 
     bytes_transferred: int | None = None
-    """Of all writes."""
+    """Bytes of all writes."""
     num_rdma_ops: int | None = None
     """Descriptors of all writes."""
     num_blocks: int | None = None
@@ -147,7 +147,7 @@ class Counts:
     d_step_ms: float | None = None
     """Median step of the decode instance while the request waited for its blocks."""
     attempts: int | None = None
-    """Of the transfer, from 1."""
+    """Attempts of the transfer, from 1."""
     dispatch_late_ms: float | None = None
     """From the prefill instance's scheduling of the request to the router's stamp of its send; t1 is then t2, the
     latest that it can have been. None = the stamps are in order."""
@@ -231,7 +231,7 @@ class EngineLoad:
     """One reading of an engine's counters, which start with the engine. None = unknown, `reason` says why."""
 
     preemptions: int | None = None
-    """Of requests."""
+    """Preemptions of requests."""
     prefix_cache_queries: int | None = None
     """Tokens looked up."""
     prefix_cache_hits: int | None = None
@@ -303,7 +303,7 @@ class LifecycleRecord:
     trial: int = 0
     """From 0. Each trial has launched its own engines."""
     version: int = VERSION
-    """Of this record."""
+    """Version of this record."""
 
     @property
     def counted(self) -> bool:
@@ -404,7 +404,7 @@ def upgrade_from_3(row: dict[str, Any]) -> dict[str, Any]:
 
 
 AGGREGATE_FORMAT = 4
-"""Of `aggregate.json` of a run. 3: the sign of an overhead is `sign`, in format 2 it was `told`; the launches, both
+"""Format of `aggregate.json`. 3: the sign of an overhead is `sign`, in format 2 it was `told`; the launches, both
 combined engines and the first repetitions. 4: the TTFT from the router's receipt is `router_ttft`, before it was
 `ttft`."""
 

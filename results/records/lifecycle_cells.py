@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from results.records.declaration import decode_versioned, rename_fields
 from results.records.gpu import GpuUse
 from results.records.lifecycle import LoadSpan
 from results.records.schemas import RequestRecord
 
-CELL_VERSION = 2
-"""Of `cell.json`."""
+CELL_VERSION = 3
+"""Version of `cell.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Seeding:
     """C: tokens of the prefix."""
     emptied: str
     """How they were emptied before, and how that was verified."""
-    tries: int
+    attempts: int
     """How often the prefix was computed until every engine held all of it."""
     held: HeldTokens
     """What each engine held then."""
@@ -59,8 +60,8 @@ class Aged:
     requests: int = 0
     """Per engine."""
     tokens: int = 0
-    """Of their prompts."""
-    seconds: float = 0.0
+    """Tokens of their prompts."""
+    duration_s: float = 0.0
     """How long it took."""
     reason: str = ""
     """Why there were none."""
@@ -95,9 +96,9 @@ class LifecycleEngine:
     files: str = ""
     """Its folder, below `results/lifecycle/`."""
     block_tokens: int | None = None
-    """Of its KV cache."""
+    """Block size of its KV cache."""
     kv_capacity_tokens: int | None = None
-    """Of the smallest KV cache of the cell's engines; None = an engine does not state it."""
+    """Size of the smallest KV cache of the cell's engines; None = an engine does not state it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +126,13 @@ class MeasuredCell:
     dispatch: str = ""
     """`sequential`: the decode request is sent after the answer to the prefill request."""
     order: str = ""
-    """Of a repetition's requests: `counterbalanced` or `handover_first`."""
+    """Order of a repetition's requests: `counterbalanced` or `handover_first`."""
     baseline: str = ""
     """How the requests for a combined engine were sent: `router`; empty = there were none."""
     counted_by: str = ""
     """Source of the tokens that the decode engine held: `probe` or `counters`."""
-    place: int = 0
-    """Position of its configuration in the grid, from 0."""
+    position: int = 0
+    """Of its configuration in the grid, from 0."""
     turn: int = 0
     """Position in time among the configurations of its trial, from 0."""
     trial: int = 0
@@ -151,11 +152,11 @@ class MeasuredCell:
     degraded: str = ""
     """Why the cell is incomplete; empty = it is not."""
     git_commit: str | None = None
-    """Of Tracon's own source; None = not known."""
+    """Commit of Tracon's own source; None = not known."""
     git_reason: str = ""
     """Why it is not known, or that the tree differs from it."""
     version: int = CELL_VERSION
-    """Of this record."""
+    """Version of this record."""
     gpu: GpuUse = field(default_factory=GpuUse)
     """From its first handover to its last."""
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -168,9 +169,30 @@ class MeasuredCell:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Of the smaller KV cache of those reported."""
+        """Size of the smaller KV cache of those reported."""
         known = [one.kv_capacity_tokens for one in self.engines.values() if one.kv_capacity_tokens]
         return min(known, default=None)
+
+
+def decode_cell(raw: bytes) -> MeasuredCell:
+    """A `cell.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    upgrades = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
+    return decode_versioned(raw, MeasuredCell, CELL_VERSION, upgrades, unstated=1)
+
+
+def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """What version 2 added has its default."""
+    return row | {"version": 2}
+
+
+def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """A cell of version 2 with the present names of its position, of attempts and of a duration."""
+    row = rename_fields(row, {"place": "position"}) | {"version": 3}
+    if "seedings" in row:
+        row["seedings"] = [rename_fields(one, {"tries": "attempts"}) for one in row["seedings"]]
+    if "aged" in row:
+        row["aged"] = rename_fields(row["aged"], {"seconds": "duration_s"})
+    return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +223,7 @@ class LifecycleRequest(RequestRecord):
     """From 1."""
     first: bool
     """It is the first of its repetition."""
-    place: int | None = None
-    """Position in it, from 0; None = not recorded, as in older runs."""
+    position: int | None = None
+    """In its repetition, from 0; None = not recorded, as in older runs."""
     others: tuple[str, ...] = ()
     """Names of the others of its repetition; older runs have one in `pair`."""

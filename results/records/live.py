@@ -12,8 +12,8 @@ class LiveLatency:
     ttft_p50_s: float | None = None
     """Nearest rank, as the next three."""
     ttft_p90_s: float | None = None
-    """Of requests by their first token."""
+    """TTFT of requests by their first token."""
     tpot_p50_s: float | None = None
-    """Of completed requests."""
+    """TPOT of completed requests."""
     tpot_p90_s: float | None = None
-    """Of completed requests."""
+    """TPOT of completed requests."""

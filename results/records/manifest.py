@@ -10,14 +10,14 @@ class ManifestRow:
     """One config of a run; an empty text is not known."""
 
     date: str
-    """Of the config's folder."""
+    """Date of the config's folder."""
     config: str
     """The engine configuration."""
     status: str
     """`ran` (a cell was finished), `SKIP` (its pre-flight failed, or an operator skipped all its cells), or `not
     run`."""
     skip_reason: str
-    """Of its pre-flight or of the operator, or why no cell was finished."""
+    """Reason of its pre-flight or of the operator, or why no cell was finished."""
     vllm_version: str
     """As the engine's environment states it, as the next five."""
     vllm_sha: str
@@ -33,7 +33,7 @@ class ManifestRow:
     gpu: str
     """As the driver names it."""
     launch_command: str
-    """Of the last launch, quoted for a shell."""
+    """Command of the last launch, quoted for a shell."""
     result_directory: str
     """Below the run's folder."""
     step_timing_available: bool | None

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from results.records.declaration import rename_fields
+
 RENAMED_RULES = {"leg_priority": "priority"}
 """Rules of a KV transfer, `[router.transfer]` of a grid: old name to new."""
 _RENAMED_PROOFS = {"prefill_leg": "prefill_request"}
+_RENAMED_PARAMS = {"place": "position"}
+"""Parameters of a cell, but not those of its policy, one of which is called `place`."""
 _UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "connector-tax": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}},
     "pd-lifecycle": {"trials": 1},
 }
-"""Of the grids of each experiment: what older versions did not let a preset state, as they had it."""
+"""Keys of each experiment's grid that older versions did not let a preset state, with the values that held."""
 _UNSTATED_OF_LOAD = {"drain_s": 30.0}
-"""The same of the parameters of a cell of kind `load`."""
+"""The same for the parameters of a cell of kind `load`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class RunPlan:
     configs: tuple[str, ...]
     """In the order they run (randomized with `seed`)."""
     seed: int
-    """Of every schedule, prompt and order."""
+    """Seed of every schedule, prompt and order."""
     stages: tuple[StagePlan, ...]
     """In the order they run."""
     cells: tuple[CellPlan, ...]
@@ -81,11 +85,12 @@ def upgrade_plan(plan: RunPlan) -> RunPlan:
     inputs = _rename_all(plan.inputs)
     if "grid" in inputs:
         inputs["grid"] = {**_UNSTATED.get(plan.experiment, {}), **inputs["grid"]}
-    cells = tuple(
-        replace(cell, params={**(_UNSTATED_OF_LOAD if cell.kind == "load" else {}), **_rename_all(cell.params)})
-        for cell in plan.cells
-    )
-    return replace(plan, inputs=inputs, cells=cells)
+    return replace(plan, inputs=inputs, cells=tuple(_upgrade_cell(cell) for cell in plan.cells))
+
+
+def _upgrade_cell(cell: CellPlan) -> CellPlan:
+    params = rename_fields(_rename_all(cell.params), _RENAMED_PARAMS)
+    return replace(cell, params={**(_UNSTATED_OF_LOAD if cell.kind == "load" else {}), **params})
 
 
 def _rename_all(value: Any) -> Any:  # noqa: ANN401  # a JSON value

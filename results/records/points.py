@@ -13,17 +13,17 @@ class PointRecord:
     label: str
     """What tables call the policy."""
     instances: int
-    """Of the fleet."""
+    """Size of the fleet."""
     prefill_instances: int
     """That only prefill, the others only decode; 0 = every instance does both."""
     trial: int
     """From 0: its trace and its step noise."""
     trace_sha256: str
-    """Of the trace's file."""
+    """Checksum of the trace's file."""
     turns: int
-    """Of the trace."""
+    """Turns of the trace."""
     completed: int
-    """Of them."""
+    """Turns that were completed."""
     values: Mapping[str, float | None]
     """`ttft_p90` and so on, in seconds, over all turns of the trace: one that did not complete counts as never served.
     None = the percentile is such a turn."""

@@ -12,8 +12,7 @@ from results.records.errors import DAMAGED_JSON, ArtifactError
 REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(msgspec.Struct, frozen=True):
     """Beyond these a saturation criterion fires (strictly)."""
 
     throughput_ratio: float = 0.95
@@ -44,7 +43,8 @@ class Criterion:
     reason: str | None = None
     """Why `fired` is None."""
     low: float | None = None
-    """Of criteria 1 and 3: of the spread inside the cells; of 2: the least of few samples."""
+    """Lower bound. Criteria 1 and 3: of the spread inside the cells, or in the confirm stage, for 3, of the interval
+    over its launches; 2: the least of few samples."""
     high: float | None = None
     """The other end of it."""
     specified: float | None = None
@@ -129,7 +129,7 @@ class ReferenceRates:
     configs: tuple[ConfigSaturation, ...] = ()
     """Those measured in Phase A."""
     cells: tuple[CellSaturation, ...] = ()
-    """Of Phase A, by config and rate."""
+    """Cells of Phase A, by config and rate."""
     fixed: bool = False
     """Whether the plan states both rates; Phase A then gives the rest."""
 

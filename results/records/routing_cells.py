@@ -8,12 +8,14 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import decode_versioned
+from results.records.declaration import decode_versioned, rename_fields
 from results.records.estimate import Estimate
 from results.records.turns import TraceRecord
 
+CONFIG_VERSION = 2
+"""Of `config.json`."""
 NUMBERS_FORMAT = 2
-"""Of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
+"""Format of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +31,7 @@ class RoutingConfig:
     policy: str
     """Its name, or the path of a Python file with one."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     roles: tuple[str, ...]
     """By instance: `both`, `prefill` or `decode`."""
     moves_kv: bool | UnsetType = UNSET
@@ -40,15 +42,15 @@ class RoutingConfig:
     reserved_output: int | str | UnsetType = UNSET
     """KV tokens counted for an answer where room is asked for; `max_tokens` = its recorded length."""
     time_scale: float | UnsetType = UNSET
-    """Of its replay."""
+    """Time scale of its replay."""
     kv_cache_memory_bytes: int | UnsetType = UNSET
     """KV cache of its instances; absent = as in `engine`."""
     variation: str | UnsetType = UNSET
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; absent = nothing."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     replay_seed: int
-    """Of the replay's prompts."""
+    """Seed of the replay's prompts."""
     trace_number: int | UnsetType = UNSET
     """Which of the run's traces with that name a simulated cell replays, from 0."""
     instances: int
@@ -58,22 +60,34 @@ class RoutingConfig:
     trace: TraceRecord
     """As the run prepared it."""
     replay: Mapping[str, Any]
-    """Of the preset: time_scale (each cell has its own), idle_gap_cap_s, think, max_inflight_sessions, on_error,
+    """Keys of the preset: time_scale (each cell has its own), idle_gap_cap_s, think, max_inflight_sessions, on_error,
     max_duration_s, drain_s, request_timeout_s, lateness_p99_s, achieved_ratio, client_cpu_share."""
     router: Mapping[str, Any]
-    """Of the preset: index, transfer (what differs from the default rules), kv_bytes_per_token."""
+    """Keys of the preset: index, transfer (what differs from the default rules), kv_bytes_per_token."""
     profile: str
     """Model, hardware and scale."""
     model: Mapping[str, Any]
-    """Of the profile: source, served_name, and vocab_low and vocab_high, between which prompts draw token ids."""
+    """Keys of the profile: source, served_name, and vocab_low and vocab_high, between which prompts draw token ids."""
     engine: Mapping[str, Any]
-    """Of the profile, with the preset's changes: kind, max_model_len, extra_args, env and so on; secrets are masked."""
+    """Keys of the profile and the preset: kind, max_model_len, extra_args, env and so on; secrets are masked."""
     decode_kv_cache_memory_bytes: int | None
     """KV cache of instances that only decode; None = as every other one."""
     engine_versions: Mapping[str, str]
     """By package."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
+    version: int = CONFIG_VERSION
+    """Of this record; one that states none is of version 1."""
+
+
+def decode_config(raw: bytes) -> RoutingConfig:
+    """A `config.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    return decode_versioned(raw, RoutingConfig, CONFIG_VERSION, {1: upgrade_config_from_1}, unstated=1)
+
+
+def upgrade_config_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """Settings of version 1 with the present name of the cell's position."""
+    return rename_fields(row, {"place": "position"}) | {"version": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +113,7 @@ class RoutingNumbers:
     """The numbers of a cell: `metrics.summary.json`."""
 
     format: int = NUMBERS_FORMAT
-    """Of this record; one that states none is of format 1."""
+    """Format of this record; one that states none is of format 1."""
     definitions: str = "docs/analysis.md"
     """The page that defines every number."""
     simulated: str | UnsetType = UNSET
@@ -111,7 +125,7 @@ class RoutingNumbers:
     policy: str
     """Its name."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     trial: int
     """From 0."""
     counts: Mapping[str, int | None]
@@ -176,7 +190,7 @@ class RoutingBreakdown:
     """A cell by instance, and its picks: `breakdown.json`."""
 
     format: int = NUMBERS_FORMAT
-    """Of this record; one that states none is of format 1."""
+    """Format of this record; one that states none is of format 1."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str

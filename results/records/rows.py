@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from results.records.decisions import DECISION_VERSION, DecisionRecord
-from results.records.declaration import UnknownVersion, Upgrade, decode_versioned
+from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, rename_fields
 from results.records.samples import INTERFERENCE_VERSION, InterferenceRecord
 
 _Row = TypeVar("_Row")
@@ -47,11 +47,11 @@ _read_version = msgspec.json.Decoder(_Stated).decode
 
 def upgrade_decision_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """`ttft_s` and `e2e_s` of the outcome are the first and the last byte; an instance retains what it kept."""
-    loads = [_rename_fields(load, {"kept_tokens": "retained_tokens"}) for load in row["cluster"]["instances"]]
+    loads = [rename_fields(load, {"kept_tokens": "retained_tokens"}) for load in row["cluster"]["instances"]]
     outcome = row.get("outcome")
     return row | {
         "cluster": row["cluster"] | {"instances": loads},
-        "outcome": outcome and _rename_fields(outcome, {"ttft_s": "first_byte_s", "e2e_s": "last_byte_s"}),
+        "outcome": outcome and rename_fields(outcome, {"ttft_s": "first_byte_s", "e2e_s": "last_byte_s"}),
         "version": 2,
     }
 
@@ -64,11 +64,7 @@ def upgrade_decision_from_2(row: dict[str, Any]) -> dict[str, Any]:
 def upgrade_interference_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """What was called TPOT is the gap between two tokens, ITL."""
     names = {f"tpot_{part}_s": f"itl_{part}_s" for part in ("before", "during", "after")}
-    return _rename_fields(row, names) | {"version": 2}
-
-
-def _rename_fields(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in row.items()}
+    return rename_fields(row, names) | {"version": 2}
 
 
 _VERSIONS: Mapping[type, tuple[int, Mapping[int, Upgrade]]] = {

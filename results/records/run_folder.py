@@ -23,6 +23,7 @@ from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.phase_names import name_phase
 from results.records.plan import AcceptedChanges
+from results.records.reference_rates import REF_LOAD, REF_SAFE
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
 MOONCAKE_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
@@ -81,7 +82,7 @@ class RunFacts:
     preset: str = ""
     """The grid's scale inside the profile."""
     seed: int | None = None
-    """Of every schedule, prompt and order; None = not known."""
+    """Seed of every schedule, prompt and order; None = not known."""
     engine_kind: str = ""
     """`cpu`, `cuda`, or empty where it is not known, or engines were simulated."""
     configs: tuple[str, ...] = ()
@@ -91,9 +92,11 @@ class RunFacts:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Package to version, of the engine."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """Of saturation, by name: those that the plan states."""
+    """Limits of saturation, by name: those that the plan states."""
+    fixed_rates: Mapping[str, float] = field(default_factory=dict)
+    """`ref_safe` and `ref_load` in req/s where the plan fixes both; empty = Phase A gives them."""
     shapes: Mapping[str, float | None] = field(default_factory=dict)
-    """Of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
+    """Shapes of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
     """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
@@ -159,6 +162,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             cells=_read_cells(_read_list(plan, "cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
+            fixed_rates=_read_fixed_rates(_read_object(inputs, "grid")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
             host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root, kind))),
@@ -294,6 +298,13 @@ def _read_cells(cells: Sequence[object]) -> tuple[PlannedCell, ...]:
         for cell in rows
         if cell.get("kind") == "load"
     )
+
+
+def _read_fixed_rates(grid: Mapping[str, Any]) -> dict[str, float]:
+    numbers = _read_numbers(grid)
+    rates = {name: numbers.get(f"{name}_per_s") for name in (REF_SAFE, REF_LOAD)}
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    return known if len(known) == len(rates) else {}
 
 
 def _read_shapes(phase_b: Mapping[str, Any]) -> dict[str, float | None]:

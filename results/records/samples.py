@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 INTERFERENCE_VERSION = 2
-"""Of a row of `interference.jsonl`; `results.records.rows` reads the older ones."""
+"""Version of a row of `interference.jsonl`; `results.records.rows` reads the older ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,9 @@ class PromptCounters:
     """Prompt tokens since the engine started; None = the engine has no such counter."""
 
     prompt_tokens: float | None
-    """Of all prompts."""
+    """Tokens of all prompts."""
     cached_tokens: float | None
-    """Of these, the tokens that the prefix cache had."""
+    """Prompt tokens that the prefix cache had."""
     by_source: Mapping[str, float] = field(default_factory=dict)
     """By where their KV came from, in vLLM's words."""
 
@@ -79,4 +79,4 @@ class InterferenceRecord:
     t_unix_s: float | None = None
     """When the prefill was sent."""
     version: int = INTERFERENCE_VERSION
-    """Of this record; a row that states none is of version 1."""
+    """Version of this record; a row that states none is of version 1."""

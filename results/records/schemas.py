@@ -102,7 +102,7 @@ class StepRecord:
     step_id: int
     """Counts the steps of one engine process."""
     role: str | None = None
-    """Of the ring: `engine`."""
+    """Role of the ring: `engine`."""
     step_duration_us: float | None = None
     """`Scheduler.schedule()` entry to exit, as specs/connector_tax defines it: not the whole step."""
     build_meta_us: float | None = None
@@ -204,7 +204,7 @@ class CellRecord:
     memory_used_mib (largest sum), clock_mhz and power_w (means), temperature_c (highest), limited {what limited clocks:
     share of the samples}, reason (why none)."""
     version: int = CELL_VERSION
-    """Of this record."""
+    """Version of this record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +224,6 @@ class EngineFault:
     frame: str = ""
     """Innermost Python frame; empty = not known."""
     signal: str = ""
-    """Of a death: `SIGSEGV`, or `exit code 1`."""
+    """With a death: `SIGSEGV`, or `exit code 1`."""
     last_lines: tuple[str, ...] = ()
-    """Of a death: of the engine's log."""
+    """With a death: the last lines of the engine's log."""

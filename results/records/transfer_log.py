@@ -29,21 +29,21 @@ class ProbeEvent(msgspec.Struct, frozen=True, kw_only=True):
     remote_request: str | None = None
     """What the other instance calls it."""
     decode_request: str | None = None
-    """Of a metadata message: the decode instance's id of the request."""
+    """With a metadata message: the decode instance's id of the request."""
     decode_requests: tuple[str, ...] = ()
-    """Of a write: what the decode instance calls the requests it served."""
+    """With a write: what the decode instance calls the requests it served."""
     part: str | None = None
     """Which request of its transfer: `prefill`, `decode` or `none` (it belongs to no transfer)."""
     prompt_tokens: int | None = None
-    """Of the request."""
+    """Prompt tokens of the request."""
     cached_tokens: int | None = None
-    """Of the prompt, in this instance's own cache."""
+    """Prompt tokens in this instance's own cache."""
     num_computed: int | None = None
-    """Of `promoted`: prompt tokens whose KV is there."""
+    """Of `promoted`: prompt tokens whose KV has arrived."""
     external_tokens: int | None = None
-    """Of the prompt, from the transfer."""
+    """Prompt tokens from the transfer."""
     local_tokens: int | None = None
-    """Of the prompt, in the target's own cache."""
+    """Prompt tokens in the target's own cache."""
     blocks: int | None = None
     """KV blocks."""
     layers: int | None = None
@@ -65,17 +65,17 @@ class ProbeEvent(msgspec.Struct, frozen=True, kw_only=True):
     build_params_us: float | None = None
     """Time to build a write's parameters."""
     submit_us: float | None = None
-    """Of a write: duration of the call that submits it; null where the transport does not state it."""
+    """With a write: duration of the call that submits it; null where the transport does not state it."""
     post_us: float | None = None
-    """Of a read: duration of NIXL's call that posts it."""
+    """With a read: duration of NIXL's call that posts it."""
     code: int | None = None
-    """Of a write: the transport's return value."""
+    """With a write: the transport's return value."""
     reason: str | None = None
     """Why it failed, where `ok` is false."""
     steps: int | None = None
     """Engine steps while the request waited for its blocks."""
     run_delay_us: float | None = None
-    """Of a write: how long its thread was ready to run and had no core."""
+    """With a write: how long its thread was ready to run and had no core."""
     step_p50_us: float | None = None
     """Median engine step while the request waited for its blocks."""
 
@@ -91,7 +91,7 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     role: str = ""
     """`engine` or `worker`."""
     pid: int | None = None
-    """Of the process."""
+    """Process id."""
     boot_id: str | None = None
     """None = the process could not read it."""
     vllm: str | None = None
@@ -101,7 +101,7 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
     connector: str | None = None
     """Class of the KV connector; None = not known yet."""
     clock: str = ""
-    """Of `t_ns`, as the operating system names it."""
+    """Clock of `t_ns`, as the operating system names it."""
     t_ns: int | None = None
     """When the status was taken."""
     unix_ns: int | None = None

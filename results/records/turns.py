@@ -21,11 +21,12 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from results.records.declaration import Upgrade, decode_versioned, rename_fields
 from results.records.plan import RENAMED_RULES
 from results.records.schemas import SentRequest
 
-CELL_VERSION = 2
-"""Of `cell.json`."""
+CELL_VERSION = 3
+"""Version of `cell.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,17 @@ class TraceRecord:
     file: str
     """The source's name, without its folder; `synth` where it was generated."""
     sha256: str
-    """Of trace.jsonl."""
+    """Checksum of trace.jsonl."""
     format: str
-    """Of the source."""
+    """Format of the source."""
     requests: int
     """Turns that are replayed."""
     sessions: int
     """Sessions that are replayed."""
     input_tokens: int
-    """Of all prompts."""
+    """Tokens of all prompts."""
     output_tokens: int
-    """Of all answers."""
+    """Tokens of all answers."""
     span_s: float
     """From the first recorded send to the last, before the replay's time scale."""
     block_tokens: int
@@ -126,9 +127,9 @@ class RoutedEngine:
     started_by: str
     """`spawn` or `fork_server`, with the executor."""
     block_tokens: int | None
-    """Of its KV cache, as it stated before the cell."""
+    """Block size of its KV cache, as it stated before the cell."""
     kv_capacity_tokens: int | None
-    """Of its KV cache, as it stated before the cell."""
+    """Size of its KV cache, as it stated before the cell."""
     prompt_tokens: float | None
     """What the engine's counters gained over the cell; None where a scrape failed."""
     cached_tokens: float | None
@@ -148,13 +149,13 @@ class RoutingCell:
     policy: str
     """Its name."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     trial: int
     """From 0."""
-    place: int
+    position: int
     """Position in time among the run's cells, 0-based."""
-    seed: int
-    """Of the replay's prompts."""
+    replay_seed: int
+    """Seed of the replay's prompts."""
     trace: Mapping[str, Any]
     """file, sha256, format, requests, sessions, input_tokens, output_tokens, span_s (after scaling), apc_bound_any,
     apc_bound_intra (both at the engine's block size), name (empty = the run's own)."""
@@ -175,7 +176,7 @@ class RoutingCell:
     attempt: int
     """From 1."""
     git_commit: str | None
-    """Of Tracon's own source; None = not known."""
+    """Commit of Tracon's own source; None = not known."""
     git_reason: str = ""
     """Why it is not known, or that the tree differs from it."""
     gpu_utilisation: float | None = None
@@ -191,7 +192,7 @@ class RoutingCell:
     variation: str = ""
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; empty = nothing."""
     version: int = CELL_VERSION
-    """Of this record."""
+    """Version of this record."""
 
     @property
     def logs_decisions(self) -> bool:
@@ -203,5 +204,19 @@ def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """A cell of version 1 with the present names of its transfer rules."""
     router = dict(row["router"])
     if router.get("transfer"):
-        router["transfer"] = {RENAMED_RULES.get(name, name): value for name, value in router["transfer"].items()}
+        router["transfer"] = rename_fields(router["transfer"], RENAMED_RULES)
     return row | {"router": router, "version": 2}
+
+
+def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """A cell of version 2 with the present names of its position and its seed."""
+    return rename_fields(row, {"place": "position", "seed": "replay_seed"}) | {"version": 3}
+
+
+CELL_UPGRADES: Mapping[int, Upgrade] = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
+"""Of RoutingCell, for `decode_versioned`."""
+
+
+def decode_cell(raw: bytes) -> RoutingCell:
+    """A `cell.json` of any version. Raises UnknownVersion, and one of DAMAGED_JSON where it is damaged."""
+    return decode_versioned(raw, RoutingCell, CELL_VERSION, CELL_UPGRADES)

@@ -16,7 +16,7 @@ import msgspec
 
 from results.records.count import format_count
 from results.records.errors import ResultsError
-from results.records.estimate import Estimate, unknown
+from results.records.estimate import Estimate
 from results.records.run_folder import RunFacts
 from results.report.conditions import Condition, list_conditions
 from results.report.differences import PLAN, Difference, Origin, list_differences
@@ -58,8 +58,6 @@ class Measure:
     """Compared as second / first - 1; else as second - first."""
     verdict: Verdict | None = None
     """Against the run's baseline."""
-    at: str = ""
-    """The load, where the key does not state it. Two numbers at different loads are shown and not compared."""
     degrees: float | None = None
     """Degrees of freedom of the estimate's interval. None = not stated, as in exports of an older version."""
     id: str = ""
@@ -93,13 +91,15 @@ class Change:
 
     table: str
     key: Mapping[str, str]
+    """In the first run."""
+    key_in_second: Mapping[str, str]
     first: Estimate
     second: Estimate
     ratio: bool
     change: Estimate
     """second / first - 1 (0.1 = 10 % more in the second), or second - first."""
     verdict: Verdict | None
-    """Of the change."""
+    """Verdict on the change."""
     withheld: str
     """Why there is no verdict; empty where there is one."""
     first_verdict: Verdict | None
@@ -109,8 +109,8 @@ class Change:
     unit: str
     scale: float
     p: float | None
-    """Two-sided, of both runs measuring the same (`find_p_of_equality`); None where the loads differ, or where a number
-    has no interval over launches. A ratio to an interval that reaches 0 has no verdict, and a p."""
+    """Two-sided, of both runs measuring the same (`find_p_of_equality`); None where a number has no interval over
+    launches. A ratio to an interval that reaches 0 has no verdict, and a p."""
     p_corrected: float | None = None
     """After Holm's correction over all changes that have a p."""
     stands: bool = False
@@ -282,18 +282,14 @@ def _count_one_sided(run: str, measures: Sequence[Measure]) -> Iterator[OneSided
 
 
 def _compare_measure(first: Measure, second: Measure) -> Change:
-    if first.at != second.at:
-        change = unknown(f"measured at {first.at} and at {second.at}")
-    elif first.ratio:
-        change = compare_ratio(first.estimate, second.estimate)
-    else:
-        change = subtract_estimates(first.estimate, second.estimate)
-    launches = min(first.estimate.launches, second.estimate.launches)
-    over_launches = first.at == second.at and launches >= MIN_PAIRED
+    relate = compare_ratio if first.ratio else subtract_estimates
+    change = relate(first.estimate, second.estimate)
+    over_launches = min(first.estimate.launches, second.estimate.launches) >= MIN_PAIRED
     degrees = first.degrees, second.degrees
     return Change(
         table=first.table,
         key=first.key,
+        key_in_second=second.key,
         first=first.estimate,
         second=second.estimate,
         ratio=first.ratio,
@@ -325,14 +321,12 @@ def _pair_judgements(first: Judgement, second: Judgement) -> VerdictPair:
 
 
 def _find_opposite(measures: Sequence[tuple[Measure, Measure]], changes: Sequence[Change]) -> list[VerdictPair]:
-    """Verdicts at two loads are no contradiction."""
     pairs = []
     for (first, second), one in zip(measures, changes, strict=True):
-        if first.at == second.at and {one.first_verdict, one.second_verdict} in _OPPOSITE:
-            name = f"{one.table}: {', '.join(one.key.values())}"
+        if {one.first_verdict, one.second_verdict} in _OPPOSITE:
             numbers = format_estimate(one.first, one), format_estimate(one.second, one)
             verdicts = str(one.first_verdict), str(one.second_verdict)
-            pairs.append(VerdictPair(name, *verdicts, True, name, *numbers))
+            pairs.append(VerdictPair(_name_measure(first), *verdicts, True, _name_measure(second), *numbers))
     return pairs
 
 

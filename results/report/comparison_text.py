@@ -11,6 +11,7 @@ from results.report.content import ReportText
 from results.report.differences import Difference
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.judgement import Verdict
+from results.statistics.p_values import format_p
 from results.statistics.trials import MIN_PAIRED
 
 PACKAGES = "packages"
@@ -88,7 +89,16 @@ def _list_limits(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _name_pair(pair: VerdictPair) -> str:
-    return pair.name if pair.name == pair.name_in_second else f"{pair.name} (second: {pair.name_in_second})"
+    return _name_both(pair.name, pair.name_in_second)
+
+
+def _name_columns(change: Change) -> tuple[str, ...]:
+    """The text of each column of the key."""
+    return tuple(_name_both(text, change.key_in_second.get(column, text)) for column, text in change.key.items())
+
+
+def _name_both(first: str, second: str) -> str:
+    return first if first == second else f"{first} (second: {second})"
 
 
 VERDICT_COLUMNS: tuple[Column[VerdictPair], ...] = (
@@ -107,7 +117,7 @@ _OPPOSITE_NOTE = (
     "other: the claim may hold under the conditions of the one and fail under those of the other."
 )
 STANDING_COLUMNS: tuple[Column[Change], ...] = (
-    Column("number", lambda row: f"{row.table}: {', '.join(row.key.values())}"),
+    Column("number", lambda row: f"{row.table}: {', '.join(_name_columns(row))}"),
     Column("first", lambda row: format_estimate(row.first, row)),
     Column("second", lambda row: format_estimate(row.second, row)),
     Column("second against first", lambda row: _show_change(row)),
@@ -164,7 +174,7 @@ def _change_table(title: str, changes: Sequence[Change]) -> Table:
     how = "second / first - 1" if changes[0].ratio else "second - first"
     rows = tuple(
         (
-            *one.key.values(), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one),
+            *_name_columns(one), format_estimate(one.first, one), format_estimate(one.second, one), _show_change(one),
             _show_p(one),
         )
         for one in changes
@@ -193,7 +203,7 @@ def _show_change(change: Change) -> str:
 def _show_p(change: Change) -> str:
     if change.p is None or change.p_corrected is None:
         return NOT_MEASURED
-    return f"{change.p:.2g}, {change.p_corrected:.2g}"
+    return f"{format_p(change.p)}, {format_p(change.p_corrected)}"
 
 
 def _difference_table(comparison: Comparison) -> Table:

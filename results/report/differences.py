@@ -72,7 +72,7 @@ class Difference:
 
 
 def read_origin(root: Path) -> Origin:
-    """Of a run's folder; what it does not state is empty. Paths are masked as in an export, which states the same."""
+    """What a run's folder does not state is empty. Paths are masked as in an export, which states the same."""
     known = [one.work_us for one in read_host(RunLayout(root).host_csv) if one.work_us is not None]
     work_us = median(known) if known else None
     origin = Origin(_read_plan(root), _read_launches(root), work_us, digest_code(_ANALYSIS))
@@ -80,7 +80,7 @@ def read_origin(root: Path) -> Origin:
 
 
 def list_differences(first: Origin, second: Origin) -> tuple[Difference, ...]:
-    """Of two runs: plan by dotted key, then environment and launch of the configs that both have."""
+    """Differences of two runs: plan by dotted key, then environment and launch of the configs that both have."""
     unlike = [
         Difference(PLAN, name, *each)
         for what, pair in _find_unlike(first.plan, second.plan)

@@ -21,12 +21,12 @@ from results.statistics.judgement import Judgement
 DEFINITIONS = "docs/analysis.md"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: a record with two bases that have slots cannot be made
 class AggregateHead:
     """The first fields of every `aggregate.json`: which run this is."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     definitions: str | UnsetType = UNSET
     """The page that defines every number."""
     run: str
@@ -38,7 +38,7 @@ class AggregateHead:
     preset: str
     """The grid's scale inside the profile."""
     seed: int | None
-    """Of every schedule, prompt and order; None = not known."""
+    """Seed of every schedule, prompt and order; None = not known."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
 

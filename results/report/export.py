@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from results.records.declaration import UnknownVersion, decode_versioned
 from results.records.errors import DAMAGED_JSON, ResultsError
 from results.records.layout import RunLayout, write_atomic
 from results.report.comparison import Comparable
 from results.report.path_masks import list_masks, mask_paths
 
-FORMAT = 1
-"""Version of comparable.json."""
+FORMAT = 2
+"""Version of comparable.json. Format 1 named the reference rate of a tax where format 2 states the rate."""
 _BINARY = frozenset({".png"})
 
 
@@ -25,7 +27,7 @@ class ExportedRun(msgspec.Struct, frozen=True):
     """`comparable.json`."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     comparable: Comparable
     """The run's numbers for comparisons."""
 
@@ -64,12 +66,25 @@ def read_comparable(folder: Path) -> Comparable:
     path = RunLayout(folder).comparable
     remedy = "export the run again, with this version: `tracon export RUN FOLDER`"
     try:
-        exported = msgspec.json.decode(path.read_bytes(), type=ExportedRun)
-    except (OSError, *DAMAGED_JSON) as error:
+        upgrades = {1: _state_rates_of_taxes}
+        return decode_versioned(path.read_bytes(), ExportedRun, FORMAT, upgrades, unstated=1, key="format").comparable
+    except (OSError, UnknownVersion, *DAMAGED_JSON) as error:
         raise ResultsError(f"{path}: {error}", remedy=remedy) from error
-    if exported.format != FORMAT:
-        raise ResultsError(f"{path} has format {exported.format}; this version reads {FORMAT}", remedy=remedy)
-    return exported.comparable
+
+
+def _state_rates_of_taxes(row: dict[str, Any]) -> dict[str, Any]:
+    """Format 1 to 2: a number with `at` (`32 req/s`), a tax, has the rate in its key and its identity."""
+    comparable = row["comparable"]
+    measures = [_state_rate(one) if one.get("at") else one for one in comparable["measures"]]
+    return {**row, "format": 2, "comparable": {**comparable, "measures": measures}}
+
+
+def _state_rate(tax: dict[str, Any]) -> dict[str, Any]:
+    """As results.connector_tax.compare makes it. An export from before identities has none."""
+    at, key = tax["at"], tax["key"]
+    reference, phase, *others = key.items()
+    identity = tax.get("id", "").replace(f" at {key['reference']}, ", f" at {at}, ").replace(" in Bp at ", " in B at ")
+    return {**tax, "key": dict((reference, phase, ("req/s", at.removesuffix(" req/s")), *others)), "id": identity}
 
 
 def _list_files(source: Path, own: Iterable[Path]) -> Iterator[Path]:

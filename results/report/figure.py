@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a report."""
-
     number: int
     """Unique in its report; figures are in this order."""
     title: str

@@ -115,7 +115,7 @@ def darken(color: str) -> str:
 
 
 def contrast_with_white(color: Sequence[float]) -> float:
-    """Of a color's red, green and blue (0 to 1), by the formula of WCAG 2: 1 to 21."""
+    """Contrast of a color's red, green and blue (0 to 1), by the formula of WCAG 2: 1 to 21."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
     return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
 

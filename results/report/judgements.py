@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from results.report.table import NOT_MEASURED, Table
 from results.report.terms import term
 from results.statistics.judgement import Judgement, Outcome
+from results.statistics.p_values import format_p
 
 VERDICTS_FORMAT = 3
 """Version of verdicts.json: since 3 every rule is a Judgement."""
@@ -31,7 +32,7 @@ def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note
 
 
 def _describe_p(one: Judgement) -> str:
-    return "" if one.p is None or one.p_corrected is None else f"{one.p:.2g}, {one.p_corrected:.2g}"
+    return "" if one.p is None or one.p_corrected is None else f"{format_p(one.p)}, {format_p(one.p_corrected)}"
 
 
 def rules_table(judgements: Sequence[Judgement]) -> Table:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
 QUIET = "#555555"
-"""Of notes inside a panel."""
+"""Color of notes inside a panel."""
 EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
 WIDE = 10.0
 """Times that differ by more than this factor have a logarithmic axis: on a linear one, one slow policy would squeeze

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 from warnings import catch_warnings, simplefilter
 
 import msgspec
@@ -22,8 +23,9 @@ from results.report.document import render_markdown
 from results.report.figure import Drawers, Figure
 from results.report.html import build_page
 from results.report.ink import FORMATS, STYLE, to_bytes
-from results.report.stored_page import store_page
+from results.report.stored_page import digest_inputs, store_page
 
+_Analysis = TypeVar("_Analysis")
 BESIDE_WIDTH, BESIDE_HEIGHT = 6.4, 2.8
 """Inches of a sheet beside text: its largest width, and the height below which it is not shrunk."""
 
@@ -39,8 +41,6 @@ class Outputs:
     manifest: pd.DataFrame
     """`MANIFEST.tsv`: a row per config, policy or configuration."""
     report: Report
-    inputs: str
-    """`digest_inputs` from before the analysis."""
     more: Mapping[Path, object] = field(default_factory=dict)
     """Further files by path: a frame as the suffix says, anything else as JSON."""
 
@@ -75,8 +75,24 @@ def _to_tsv_cell(value: object) -> str:
     return escape_formula(text) if isinstance(value, str) else text
 
 
-def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
-    """Write all of them; the same outputs give the same files. Raises OSError."""
+def write_analysis(
+    root: Path, analyze: Callable[[Path], _Analysis], build_outputs: Callable[[_Analysis, RunLayout], Outputs]
+) -> _Analysis:
+    """Analyze the run folder and write every file of its results. The same folder gives the same files.
+
+    A missing or damaged artifact is a gap, not an error. Raises ResultsError where `root` is no folder of such a run,
+    OSError where a file cannot be written.
+    """
+    inputs = digest_inputs(root)  # before the analysis: an artifact that changes meanwhile makes the page stale
+    analysis = analyze(root)
+    layout = RunLayout(root)
+    outputs = build_outputs(analysis, layout)
+    _write_outputs(layout, outputs)
+    store_page(root, outputs.report.page, inputs)
+    return analysis
+
+
+def _write_outputs(layout: RunLayout, outputs: Outputs) -> None:
     write_json(layout.aggregate_json, outputs.aggregate)
     write_frame(layout.aggregate_csv, outputs.rows)
     write_frame(layout.aggregate_parquet, outputs.rows)
@@ -88,7 +104,6 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
         else:
             write_json(path, value)
     _write_report(layout, outputs.report)
-    store_page(layout.root, outputs.report.page, outputs.inputs)
 
 
 def _write_report(layout: RunLayout, report: Report) -> None:

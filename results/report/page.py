@@ -21,9 +21,9 @@ from results.report.print_sheet import HEIGHT_MM, Part, estimate_height_mm
 from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome
 
 MOST_BYTES = 8000
-"""Of the page as Markdown."""
+"""Bytes of the page as Markdown."""
 _FRAME_BYTES, _MARKS_BYTES = 450, 8
-"""Of the page's headings and figure lines, and of the Markdown around each sentence."""
+"""Bytes of the page's headings and figure lines, and of the Markdown around each sentence."""
 MOST_ANSWERS, MOST_QUESTIONS, MOST_REASON, MOST_NAMES = 16, 14, 200, 600
 """Sentences, and characters of a judgement's reason and of a list of claims; the tables of the appendix have the rest.
 """
@@ -117,16 +117,17 @@ def fit_page(page: Page) -> Page:
 
     It states how many are left out.
     """
-    kept, asked = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
+    most_answers, most_questions = min(len(page.answers), MOST_ANSWERS), min(len(page.undecided), MOST_QUESTIONS)
     while True:
-        answers, undecided = _keep_answers(page.answers, kept), _keep_questions(page.undecided, asked)
+        answers = _keep_answers(page.answers, most_answers)
+        undecided = _keep_questions(page.undecided, most_questions)
         fitted = replace(page, answers=answers, undecided=undecided, trouble=cut_text(page.trouble, MOST_NAMES))
-        if _has_room(fitted) or kept + asked <= 1:
+        if _has_room(fitted) or most_answers + most_questions <= 1:
             return fitted
-        if kept > asked:
-            kept -= 1
+        if most_answers > most_questions:
+            most_answers -= 1
         else:
-            asked -= 1
+            most_questions -= 1
 
 
 def _keep_answers(answers: tuple[PageAnswer, ...], most: int) -> tuple[PageAnswer, ...]:

@@ -27,7 +27,7 @@ POLICY_PENS: Mapping[str, Pen] = {
 """By the policy's name; for policies that published figures show. No two share a color or a marker: color-blind readers
 tell load_only from sticky by the marker. Dashes say what a line is (a model, a prediction), never whose."""
 OTHER_PENS = (Pen("#a830f0", "+", "-"), Pen("#a878f0", "x", "-"), Pen("#c0a878", "1", "-"))
-"""Of every other policy: a new one of Tracon's, or one in a file of the user's own."""
+"""Pens of every other policy: a new one of Tracon's, or one in a file of the user's own."""
 
 
 def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] = str) -> dict[str, Pen]:
@@ -50,7 +50,7 @@ def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] 
 
 
 def _name_policy(policy: str) -> str:
-    """Of a policy in a file of the user's own, the file's name without its folder: a copy elsewhere is the same one."""
+    """The name of a file of the user's own without its folder: a copy elsewhere is the same policy."""
     return PurePath(policy).name
 
 

@@ -28,7 +28,7 @@ class StoredPage(msgspec.Struct, frozen=True):
     """`results/page.json`."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     inputs: str
     """`digest_inputs` from before the analysis."""
     page: Page

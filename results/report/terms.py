@@ -37,6 +37,11 @@ _LATENCY = (
 )
 
 _ENGINE = (
+    Term("engine", "", "the vLLM server and the environment that it runs in"),
+    Term("instance", "", "one started engine with its address, to which a router or a client sends requests"),
+    Term("KV connector", "", "the part of vLLM that stores KV outside the engine, or moves it between engines"),
+    Term("patches", "", "what `tracon patch apply` adds to an engine environment: probes, and what a CPU build needs"),
+    Term("probe", "", "code of Tracon inside an engine that records the engine's steps or transfers"),
     Term("running", "requests", "requests in the engine's running batch"),
     Term("waiting", "requests", "requests queued in the engine"),
     Term(
@@ -52,9 +57,20 @@ _ENGINE = (
 )  # fmt: skip
 
 _RUN = (
+    Term("run", "", "one execution of an experiment, in a folder of its own"),
+    Term("experiment", "", "what a run measures: connector-tax, routing, pd-lifecycle or capacity"),
+    Term("profile", "", "a TOML file: model, hardware, scale, and the presets of each experiment"),
+    Term("preset", "", "the settings of an experiment under one name of a profile, such as `demo`"),
+    Term("config", "", "a TOML file: the KV connector of an engine, and the role in which the engine runs it"),
+    Term("plan", "", "the stages and cells of a run, fixed before it starts"),
+    Term("pre-flight", "", "the proof that a config works on this host, before its cells"),
+    Term("attempt", "", "one try to measure a cell; the journal has the cause of each that failed"),
     Term("cell", "", "one measurement: one config (or policy) under one load in one trial"),
     Term("stage", "", "a group of cells that run one after the other"),
-    Term("trial", "", "one pass over all configs (or policies) on fresh engines, in an order of its own"),
+    Term(
+        "trial", "",
+        "one pass over all configs (or policies) on fresh engines, in an order of its own: a block of the statistics",
+    ),
     Term("sweep", "", "Phase A of connector-tax: one launch per config; finds the reference rates"),
     Term("confirm stage", "", "several launches of every config at the loads that verdicts rest on"),
     Term("launch", "", "one start of an engine; what two launches of one config differ by is noise"),
@@ -65,6 +81,7 @@ _RUN = (
         "load, clock, power, temperature and memory in use, in one second, of a GPU that engines of the run use, and "
         "what limits its clocks",
     ),
+    Term("journal", "", "the append-only events of a run in `state.sqlite`, of which the console shows a view"),
     Term("lease", "age", "the heartbeat of the process that runs the run"),
     Term("dropped request", "requests", "a request that the client did not send because its inflight cap was reached"),
     Term(
@@ -113,6 +130,8 @@ _VERDICTS = (
 _ROUTING = (
     Term("session", "sessions", "the turns of one conversation; each turn's prompt begins with the turns before it"),
     Term("turn", "turns", "one request of a session"),
+    Term("trace", "", "a file of sessions with the times at which their turns are sent"),
+    Term("policy", "", "the rule by which the router picks an instance for a request"),
     Term("bound sessions", "sessions", "sessions whose next turn the router sends to the instance by default"),
     Term("router requests", "requests", "requests the router has sent to the instance that have not ended"),
     Term("pick share", "%", "share of the cell's picks that went to the instance"),

@@ -11,7 +11,7 @@ from results.records.visible import visible
 
 
 class VisibleConsole(Console):
-    """Of the commands, and of what the operator console prints when its screen has closed, such as a traceback."""
+    """Used by commands, and by the operator console for what it prints after its screen has closed (a traceback)."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

@@ -23,8 +23,9 @@ from results.routing.conditional_claims import ConditionalClaim, judge_variation
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
+from results.routing.floor_measurements import fix_of, measure_load_floor
 from results.routing.interference import Interference, read_interference, summarize_interference
-from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
+from results.routing.load_floor import NO_FIX, LoadFloor
 from results.routing.loads import Load, LoadJudgement, group_by_load, strip_load
 from results.routing.logs import facts_by_label, read_logs
 from results.routing.measurements import Measurements, odd_cells
@@ -55,7 +56,7 @@ from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, re
 from results.routing.scale import measure_scale
 from results.routing.summary import RoutedSummary, summary_of
 from results.routing.sweep_claims import judge_sweeps
-from results.routing.verdicts import LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
+from results.routing.verdicts import JUDGED, LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, correct_together
 
 NO_LOG = (
@@ -117,7 +118,7 @@ class RoutingAnalysis:
     planned: Mapping[str, int]
     """Label to its trials in the plan; empty where the plan cannot be read."""
     trace: Mapping[str, Any]
-    """Of the first cell."""
+    """Trace of the first cell."""
     trace_digests: tuple[str, ...]
     """SHA-256 of every trace that was replayed, in the order of their names and of the trials."""
     trace_sums: Mapping[str, tuple[str, ...]]
@@ -213,37 +214,62 @@ def analyze(root: Path) -> RoutingAnalysis:
     """
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
-    analysis = analyze_variation(root, "")
-    conditional = judge_variations(
-        root, _list_judged(analysis), analysis.loads, lambda name: _list_judged(analyze_variation(root, name))
-    )
+    judged = _judge_cells(root, "")
+    conditional = judge_variations(root, judged.every, judged.loads, lambda name: _judge_cells(root, name).every)
+    analysis = _analyze_judged(root, judged)
     return replace(analysis, conditional=conditional, engine_gates=read_engine_gates(root, analysis.facts))
 
 
-def _list_judged(analysis: RoutingAnalysis) -> tuple[LoadJudgement, ...]:
-    return (*analysis.claims_by_load, *analysis.points_by_load)
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The claims and decision points of the cells of one variation, and what they rest on."""
+
+    facts: RunFacts
+    cells: tuple[LoadedCell, ...]
+    summaries: tuple[RoutedSummary, ...]
+    measurements: Measurements
+    policies: Mapping[str, str]
+    """Label to the policy's name, in the order of tables."""
+    loads: tuple[Load, ...]
+    pairs: tuple[Pair, ...]
+    couplings: tuple[Coupling, ...]
+    moves: Moves
+    floor: LoadFloor | None
+    specified: Mapping[str, str]
+    """As `policies`, of those that may be a row of the specification."""
+    even: frozenset[str]
+    """Labels of static pools of one size."""
+    settings: tuple[specification.Setting, ...]
+    claims: tuple[LoadJudgement, ...]
+    points: tuple[LoadJudgement, ...]
+    gaps: tuple[Gap, ...]
+    """Of what was read."""
+
+    @property
+    def every(self) -> tuple[LoadJudgement, ...]:
+        """Claims and decision points."""
+        return (*self.claims, *self.points)
 
 
-def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
-    """Analyze the cells of one variation; empty = those that vary nothing."""
+def _judge_cells(root: Path, variation: str) -> _Judged:
+    """Judge the cells of one variation; empty = those that vary nothing, whose other numbers a report shows too."""
     facts, fact_gaps = run_facts(root)
-    cells, cell_gaps = load_cells(root, variation)
-    rows, row_gaps = read_interference(root)
+    cells, cell_gaps = load_cells(root, variation, with_samples=not variation)
     summaries = tuple(summary_of(cell) for cell in cells)
     measurements = Measurements(cells, summaries)
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
-    planned = [cell for cell in read_planned_cells(root) if cell.variation == variation]
     loads = group_by_load(cells, labels)
-    pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels))
+    metrics = [metric for metric in all_metrics() if not variation or metric.name in JUDGED]
+    pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels, metrics))
     couplings = fit_couplings(measurements, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
-    logs, log_gaps = read_logs(root, cells)
+    logs, log_gaps = read_logs(root, cells, with_pending=not variation)
     log_facts = facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
     specified, splits = _specified_policies(cells, policies), _split_pools(summaries)
-    even = {label for label, (prefill, decode) in splits.items() if prefill == decode}
+    even = frozenset(label for label, (prefill, decode) in splits.items() if prefill == decode)
     by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
@@ -251,34 +277,47 @@ def analyze_variation(root: Path, variation: str) -> RoutingAnalysis:
     settings = max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=())
     judged = (*judge_claims(arms, pairs, moves), *judge_sweeps(loads, arms, settings, measurements))
     claims, points = _correct_together(judged, floor, simulated=bool(facts.simulated))
+    return _Judged(
+        facts, cells, summaries, measurements, policies, loads, pairs, couplings, moves, floor, specified, even,
+        settings, claims, points, (*fact_gaps, *cell_gaps, *log_gaps),
+    )  # fmt: skip
+
+
+def _analyze_judged(root: Path, judged: _Judged) -> RoutingAnalysis:
+    """Everything else about the cells that vary nothing."""
+    cells, summaries, measurements = judged.cells, judged.summaries, judged.measurements
+    labels, loads = tuple(judged.policies), judged.loads
+    parameters = {summary.label: summary.parameters for summary in summaries}
+    rows, row_gaps = read_interference(root)
+    planned = [cell for cell in read_planned_cells(root) if not cell.variation]
     return RoutingAnalysis(
-        facts=facts,
+        facts=judged.facts,
         cells=summaries,
         labels=labels,
-        policies=policies,
+        policies=judged.policies,
         baseline=labels[0] if labels else "",
         trials=measurements.trials,
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
-        pairs=pairs,
+        pairs=judged.pairs,
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
         standings=rank_labels(measurements, loads),
-        couplings=couplings,
-        **_predict_curves(measurements, couplings, loads, cells),
+        couplings=judged.couplings,
+        **_predict_curves(measurements, judged.couplings, loads, cells),
         **_measure_pools_held(cells, labels),
         interference=summarize_interference(rows),
-        moves=moves,
-        floor=floor,
-        points_by_load=points,
+        moves=judged.moves,
+        floor=judged.floor,
+        points_by_load=judged.points,
         pools=measure_pools(cells, labels, measurements),
-        paper=specification.end_to_end_rows(specified, parameters, even),
-        ablation=specification.ablation_rows(specified, parameters),
+        paper=specification.end_to_end_rows(judged.specified, parameters, judged.even),
+        ablation=specification.ablation_rows(judged.specified, parameters),
         knowing=knowing_arms(cell.record for cell in cells),
-        settings=settings,
-        claims_by_load=claims,
+        settings=judged.settings,
+        claims_by_load=judged.claims,
         loads=loads,
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         **_describe_replay(cells),
-        gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
+        gaps=(*judged.gaps, *row_gaps, *_find_gaps(root, cells, planned, rows)),
         selected=measurements.selected,
     )
 

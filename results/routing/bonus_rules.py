@@ -28,7 +28,7 @@ from results.statistics.student import find_p_value
 OVERLAP_WITHIN = 0.05
 """The bonus keeps the overlap where it loses at most this share of it; the specification states no number."""
 FORMS = ("mean", "max")
-"""Of the bonus."""
+"""Forms of the bonus."""
 GATES = ("unowned", "per_worker")
 """Who gets it: `floor_gate` of kv_aware, its default first."""
 DEFAULT_K = 200.0
@@ -192,7 +192,7 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
     """D5."""
     pairs = pair_forms(floor)
     if not pairs:
-        return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
+        return Outcome.OPEN, 'both forms were not run at one K and one gate: set floor_form = "max" beside "mean"'
     mean, most = pairs[0]
     text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
     if unknown := _name_uncounted((mean, most)):
@@ -228,8 +228,8 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     own = _find_grid(floor)
     tried = list_k(floor)
     if len(tried) < 2:
-        only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
-        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_describe_shape, own)))
+        only = f"only K = {tried[0]:g} was run with this form and gate" if tried else "no K was run"
+        return Outcome.OPEN, "; ".join((f"{only}: a grid needs two or more", *map(_describe_shape, own)))
     text = "; ".join(_describe_shape(one) for one in sorted(own, key=lambda one: _bonus_of(one) != DEFAULT_K))
     if unknown := _name_uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
@@ -325,9 +325,9 @@ def count_back_pressure(floor: LoadFloor) -> int:
 
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
-    kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
-    keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
-    costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
+    overlap = decisive(one.differences.get("overlap_kept", Estimate(None)))
+    keeps = overlap.low is not None and overlap.high is not None and overlap.low >= -OVERLAP_WITHIN
+    costs = overlap.low is not None and overlap.high is not None and overlap.high < -OVERLAP_WITHIN
     if one.spread is False or costs:
         return False
     return True if one.spread and keeps else None

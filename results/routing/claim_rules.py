@@ -180,7 +180,7 @@ def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> 
 
 
 def name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
-    """Of a claim in either direction; empty where the interval does not cover no effect."""
+    """The effects that a claim in either direction excludes; empty where the interval does not cover no effect."""
     measured, none = tested
     return excluded_text(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
 

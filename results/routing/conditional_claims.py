@@ -22,6 +22,7 @@ from results.routing.loads import Load, LoadJudgement
 from results.routing.read import read_planned_cells
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Judgement, Outcome
+from results.statistics.p_values import format_p
 
 OPPOSITE = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}
 WORDS = {
@@ -181,9 +182,9 @@ def _describe_p(one: ConditionalClaim) -> str | None:
     own = one.claim.p_corrected
     varied = {name: each.p_corrected for name, each in one.varied.items() if each.p_corrected is not None}
     if own is None or not varied:
-        return None if own is None else f"{own:.2g}"
+        return None if own is None else format_p(own)
     last = max(varied, key=varied.__getitem__)
-    return f"{own:.2g}, at most {varied[last]:.2g} ({last})"
+    return f"{format_p(own)}, largest {format_p(varied[last])} ({last})"
 
 
 _COLUMNS: tuple[Column[ConditionalClaim], ...] = (

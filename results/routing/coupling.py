@@ -36,7 +36,7 @@ LITTLE_WITHIN = 0.2
 MIN_TURNS = 30
 """Fewer cannot give a slope beside two covariates."""
 LOOP_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
-"""Of Loop: what the loop's gain and equilibrium are computed from, with the slope."""
+"""Fields of `Loop` from which, with the slope, the loop's gain and equilibrium are computed."""
 UNBOUNDED = "the loop gain may reach 1: no bound"
 
 

@@ -132,8 +132,8 @@ DECISION_POINTS = (
         "D5",
         "The deficit is measured against the mean, rather than as K (max - mine) / max.",
         "defer",
-        "at one K the form with the mean spreads the sessions and the other does not, or it is distinguishably better; "
-        "fails for the opposite",
+        "at one K and one gate the form with the mean spreads the sessions and the other does not, or both do and it "
+        "is distinguishably better; fails for the opposite",
         judge_form,
         lambda floor: len(DISTINGUISHED_BY) if pair_forms(floor) else 0,
     ),
@@ -141,7 +141,7 @@ DECISION_POINTS = (
         "D6",
         f"K = {DEFAULT_K:g} is reasonable.",
         "try 200 first",
-        f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
+        f"K = {DEFAULT_K:g}, of two or more K of one form and one gate, spreads the sessions and keeps the overlap",
         judge_default_k,
         lambda floor: int(len(list_k(floor)) > 1 and DEFAULT_K in list_k(floor)),
     ),

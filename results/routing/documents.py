@@ -54,7 +54,7 @@ class _MigratedCell:
     counts: bool
     """It is among the policy's numbers; else its client fell behind, or it replayed another trace."""
     requests: int
-    """Of its sessions."""
+    """Requests of its sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class RoutingPairs:
     """`pairs.json`: every metric of every two policies under one load, and every latency of them turn by turn."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     pairs: tuple[Pair, ...]
@@ -137,9 +137,9 @@ class ClaimBounds:
     value: float | None
     """None = not known, or several numbers decide."""
     low: float | None
-    """Of the interval; None = no interval."""
+    """Lower bound of the interval; None = no interval."""
     high: float | None
-    """Of the interval; None = no interval."""
+    """Upper bound of the interval; None = no interval."""
     p: float | None
     """Two-sided; None where there is no interval."""
     p_corrected: float | None
@@ -151,7 +151,7 @@ class VariedClaim:
     """One claim or decision point over the coefficients of the engine model."""
 
     name: str
-    """Of the claim."""
+    """Name of the claim."""
     verdict: str
     """`reproduced`, `contradicted`, `undecided` or `not testable`, and what it is conditional on."""
     opposite_at: tuple[str, ...]
@@ -172,11 +172,11 @@ class RoutingVerdicts:
     decode pools would hold."""
 
     format: int
-    """Of this document."""
+    """Format of this document."""
     standings: tuple[JudgedStanding, ...]
     """By metric and load."""
     claims: tuple[Judgement, ...]
-    """Of the specifications."""
+    """Claims of the specifications."""
     launch_noise: TrialNoise | None
     """How far two launches of one policy differ; None = not known."""
     conditional_claims: tuple[VariedClaim, ...] | UnsetType = UNSET
@@ -209,10 +209,10 @@ class RoutedCellRow:
     """Its name."""
     trial: int
     """From 0."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     duration_s: float
-    """Of the replay."""
+    """Duration of the replay."""
     degraded: bool
     """It takes no part in comparisons."""
     counts: Mapping[str, int | None]
@@ -234,9 +234,9 @@ class MigrationRow:
     request: str
     """As in the decision log."""
     session: str
-    """Of the trace."""
+    """Session of the trace."""
     turn: int | None
-    """Of the session; None = not known."""
+    """Turn of the session; None = not known."""
     t_s: float
     """When it was picked, from the first pick."""
     source: str
@@ -252,7 +252,7 @@ class MigrationRow:
     target_pending_tokens: int | None
     """The same of the target."""
     context_tokens: int | None
-    """Of the request."""
+    """Prompt tokens of the request."""
     lost_tokens: int | None
     """What the source held and the target had to compute; None = it was not served."""
     first_byte_s: float | None
@@ -290,7 +290,7 @@ class PairRow:
     ratio: float | None
     """first / second of a time or of a ratio of times: the geometric mean over the trials; None for shares."""
     ratio_low: float | None
-    """Of its interval."""
+    """Lower bound of its interval."""
     ratio_high: float | None
     """The other end of it."""
     trials_higher: int
@@ -301,7 +301,7 @@ class PairRow:
     """What the interval says of first: `higher`, `lower`, `not distinguishable`. None without an interval over
     trials."""
     p_value: float | None
-    """Of no effect; None where there is no verdict."""
+    """p of no effect; None where there is no verdict."""
     common_turns: int | None
     """Turns behind the difference, over all trials; None for a number of whole cells."""
     lost_turns: int | None
@@ -319,7 +319,7 @@ class PolicyManifestRow:
     policy: str
     """Its name."""
     parameters: str
-    """Of the policy, as JSON."""
+    """Parameters of the policy, as JSON."""
     status: str
     """`ran` or `not run`."""
     trials_done: str
@@ -331,11 +331,11 @@ class PolicyManifestRow:
     result_directories: str
     """Below the run's folder, with semicolons between them, as the next four."""
     git_commit: str
-    """Of the Tracon that measured it."""
+    """Commit of the Tracon that measured it."""
     trace: str
     """File of the trace."""
     trace_sha256: str
-    """Of the traces that it replayed."""
+    """Checksums of the traces that it replayed."""
     engine_versions: str
     """Package and version."""
     simulated: str | UnsetType = UNSET

@@ -109,9 +109,10 @@ def _compare_with_baselines(
 
 
 def judge_dominance(one: Dominance, labels: Mapping[str, str], pairs: Sequence[Pair], scale: Scale) -> Judgement:
-    """It holds where every comparison does (its p is the largest), and fails where one is the opposite.
+    """It holds where every comparison does (its p is the largest), and fails where one is the opposite, also in a run
+    without some of the baselines.
 
-    Where one is left out or has no interval, the claim cannot hold: unless it fails, its p is 1.
+    Where one was not run, is left out or has no interval, the claim cannot hold: unless it fails, its p is 1.
     """
     missing = [name for name in BASELINES if not labels.get(name)]
     every = tuple(_compare_with_baselines(one, labels, pairs, scale))
@@ -124,11 +125,13 @@ def judge_dominance(one: Dominance, labels: Mapping[str, str], pairs: Sequence[P
         reason += f"; {len(left_out)} not compared, {one.left_out} ({lack.reason})"
     outcome, tested, needs = Outcome.UNDECIDED, _find_p_of_all(every, p_values), ""
     if missing:
-        outcome, reason, tested = Outcome.OPEN, f"not in this run: {', '.join(missing)}; {reason}", None
-        needs = f"{', '.join(missing)} in the same run"
-    elif worse:
+        reason = f"not in this run: {', '.join(missing)}; {reason}"
+    if worse:
         least = min(p for each in worse if (p := each.p) is not None)
-        outcome, tested = Outcome.FAILS, min(1.0, least * (len(p_values) + len(left_out)))
+        outcome, tested = Outcome.FAILS, min(1.0, least * len(BASELINES) * len(one.better))
+    elif missing:
+        outcome, needs = Outcome.OPEN, f"{', '.join(missing)} in the same run"
+        tested = None if tested is None else 1.0
     elif left_out:
         outcome, needs = Outcome.OPEN, lack.needs
     elif better and not level:

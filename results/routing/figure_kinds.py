@@ -29,8 +29,6 @@ class FigureData:
 
 @dataclass(frozen=True, slots=True)
 class FigureKind:
-    """One figure of the report."""
-
     number: int
     name: str
     """What its specification calls it, e.g. `4a`."""

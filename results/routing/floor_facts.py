@@ -35,7 +35,7 @@ class Rules:
     moves_kv: bool | None
     """None = the cell does not say."""
     timeout_s: float | None
-    """Of a transfer; None = the cell does not say."""
+    """Time limit of a transfer; None = the cell does not say."""
     others: str
     """The other rules as they were given."""
     failures_to_quarantine: float | None = None
@@ -97,7 +97,7 @@ class TransportFacts:
     pairs_quarantined: int
     """Pairs of instances with a refused transfer."""
     pairs_recovered: int
-    """Of these, pairs with a successful transfer after a refused one."""
+    """Pairs with a successful transfer after a refused one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class TrialNoise(msgspec.Struct, frozen=True):
     metric: str
     """The metric whose noise it is."""
     sigma: float
-    """Of the logarithm."""
+    """Standard deviation of the logarithm."""
     degrees: int
     """Degrees of freedom of sigma."""
     trials: int
@@ -36,7 +36,7 @@ class TrialNoise(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Noise:
     sigma: float
-    """Of the logarithm of TTFT p90, around trial + policy."""
+    """Standard deviation of the logarithm of TTFT p90, around trial + policy."""
     low: float
     high: float
     """Bounds of sigma (chi-square)."""
@@ -46,7 +46,7 @@ class Noise:
 
 
 def fit_noise(analysis: RoutingAnalysis) -> Noise | str:
-    """Of log TTFT p90 = trial + policy + residual, over the cells that count; or why it is not known."""
+    """Fit log TTFT p90 = trial + policy + residual over the cells that count; or why it is not known."""
     launches: dict[str, dict[int, float]] = {}
     for label in analysis.labels:
         values = {cell.trial: cell.estimate(NOISE_OF).value for cell in analysis.counted(label)}

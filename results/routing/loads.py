@@ -20,8 +20,6 @@ _AXES = ("time_scale", "kv_cache_memory_bytes", "trace")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One of the loads of a run."""
-
     labels: tuple[str, ...]
     """Measured under it, in the order of tables."""
     text: str = ""

@@ -38,7 +38,7 @@ class PendingSeries:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """Of one cell."""
+    """What the logs of one cell state."""
 
     migrations: Migrations
     moved: tuple[Moved, ...]
@@ -47,15 +47,18 @@ class LogFacts:
     prefills: tuple[Prefill, ...]
     transferred_turns: tuple[TransferredTurn, ...]
     pending: tuple[PendingSeries, ...]
-    """By instance name; empty where nothing migrated."""
+    """By instance name; empty where nothing migrated, or where they were not asked for."""
     floor: FloorFacts | None
-    """Of kv_aware alone."""
+    """None under any policy but kv_aware."""
 
 
-def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFacts], tuple[Gap, ...]]:
+def read_logs(
+    root: Path, cells: Sequence[LoadedCell], *, with_pending: bool = True
+) -> tuple[dict[str, LogFacts], tuple[Gap, ...]]:
     """By path, the facts of cells whose policy may move or spread sessions; the logs of others hold nothing more.
 
-    A log that cannot be read is a gap, unless loading its cell already gave that gap.
+    A log that cannot be read is a gap, unless loading its cell already gave that gap. `with_pending`: also the data of
+    figure 10, which take longer than all else.
     """
     facts: dict[str, LogFacts] = {}
     gaps: list[Gap] = []
@@ -71,7 +74,7 @@ def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFac
             logs, log_gaps = read_transfer_logs(layout, cell.record)
             records, differing = counted_by_logs(records, logs, cell.record, artifact_name(layout.decisions))
             gaps += [*log_gaps, *differing]
-        facts[cell.path] = log_facts(cell, records)
+        facts[cell.path] = log_facts(cell, records, with_pending=with_pending)
     return facts, tuple(gaps)
 
 
@@ -93,8 +96,8 @@ def facts_by_label(
     return facts
 
 
-def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
-    """`records`: the log of the cell."""
+def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord], *, with_pending: bool = True) -> LogFacts:
+    """`records`: the log of the cell; `with_pending`: as of `read_logs`."""
     thresholds = (number_or_none(cell.record.parameters.get(name)) for name in ("hot_tokens", "cooldown_s"))
     migrations = find_migrations(records, *thresholds)
     return LogFacts(
@@ -103,7 +106,7 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
         external_total_tokens=_external_total(cell.record),
         prefills=find_prefills(records) if migrations.events else (),
         transferred_turns=find_transferred_turns(records),
-        pending=pending_series(records, cell.samples) if migrations.events else (),
+        pending=pending_series(records, cell.samples) if migrations.events and with_pending else (),
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )
 

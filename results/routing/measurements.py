@@ -390,7 +390,7 @@ def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
     first: dict[tuple[int, str], tuple[object, object]] = {}
     odd: dict[str, str] = {}
     for cell in cells:
-        sent = cell.record.trace.get("sha256"), cell.record.seed
+        sent = cell.record.trace.get("sha256"), cell.record.replay_seed
         if first.setdefault((cell.record.trial, str(cell.record.trace.get("name") or "")), sent) != sent:
             odd[cell.path] = "of another trace or seed than the trial's first cell"
     return odd

@@ -18,7 +18,7 @@ from results.records.estimate import Estimate
 from results.statistics.estimates import Ranks, Samples, mean, percentile, weighted_quantiles
 
 WORKER_POINT = 0.9
-"""Of each instance's TTFT, before the median and the maximum over instances."""
+"""Quantile of each instance's TTFT, before the median and the maximum over instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """Of its column in a table."""
+        """Heading of its column in a table."""
         return f"{self.title} {self.shown_unit}".strip()
 
     def format_value(self, value: Estimate) -> str:

@@ -31,7 +31,7 @@ Dashes = tuple[float, tuple[float, ...]]
 
 OF_ABLATION = ("apc", "ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s")
 BINS = 120
-"""Of time, in a heat map."""
+"""Columns of a heat map, over time."""
 PANELS = 6
 """Policies that figure 10 shows at most."""
 MOST_ARROWS = 150

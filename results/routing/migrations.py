@@ -99,7 +99,7 @@ class CostRow:
     migrations: int
     """How many."""
     recomputed: int
-    """Of these, those served without transferred KV: the lost tokens are theirs alone."""
+    """Migrations served without transferred KV: the lost tokens are theirs alone."""
     lost_tokens: Estimate
     """Mean; from five migrations on with Student's t interval, as all of these."""
     lost_per_turn_left: Estimate
@@ -107,7 +107,7 @@ class CostRow:
     first_byte_s: Estimate
     """From the pick to the first byte."""
     transfer_s: Estimate
-    """Of those whose KV came."""
+    """Duration of the transfers whose KV came."""
     transfer_per_turn_left_s: Estimate
     """The same shared out among the turns left; unknown for 0."""
 
@@ -158,7 +158,7 @@ class PolicyMigrations:
     trials: int
     """Trials that count."""
     requests: int
-    """Of all trials."""
+    """Requests of all trials."""
     asked: int
     """Requests with a pick that asked to migrate."""
     outcomes: Mapping[str, int]
@@ -170,7 +170,7 @@ class PolicyMigrations:
     all trials, n of them, with exact binomial intervals); waited_transferred_s, waited_recomputed_s: from the pick to
     the first byte of migrations with that outcome."""
     costs: tuple[CostRow, ...]
-    """Of all trials together."""
+    """Costs over all trials together."""
     thrashed: tuple[str, ...]
     """Sessions that migrated again within their cooldown."""
     why_none: str

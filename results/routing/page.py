@@ -219,7 +219,7 @@ def _judge_claims(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
 
 
 def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
-    """Of the policies whose claims about transfers have one outcome, the first with the number of the others.
+    """Join policies whose claims about transfers have one outcome: the first, with the number of the others.
 
     A claim that an arm which recomputes decides stays by itself: it names that arm.
     """

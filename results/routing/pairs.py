@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
@@ -50,7 +50,7 @@ class Pair:
     lost_turns: int | None
     """Turns that only one of the two completed: they are in neither side."""
     p_value: float | None = None
-    """Of no effect; None where there is no verdict."""
+    """p of no effect; None where there is no verdict."""
     ratio: Estimate | None = None
     """first / second of a time or of a ratio of times: the geometric mean over the trials; None for shares."""
     higher_in: int = 0
@@ -92,7 +92,7 @@ class TurnPair:
     second: str
     """Label of the policy that it is compared with."""
     median: Estimate
-    """Of first - second (s)."""
+    """Median of first - second (s)."""
     faster: Estimate
     """The share of turns that first served in less time."""
 
@@ -148,12 +148,14 @@ def value_of(measurements: Measurements, label: str, metric: Metric) -> Estimate
     return level_interval(measurements.get(label, metric), most=1.0 if metric.unit == "share" else math.inf)
 
 
-def compare_labels(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
-    """Every metric of every two labels, the later one in `labels` against the earlier."""
+def compare_labels(
+    measurements: Measurements, labels: Sequence[str], metrics: Collection[Metric] | None = None
+) -> tuple[Pair, ...]:
+    """Each of `metrics` (None = all) of every two labels, the later one in `labels` against the earlier."""
     return tuple(
         compare_two(measurements, second, first, metric)
         for first, second in combinations(labels, 2)
-        for metric in all_metrics()
+        for metric in (all_metrics() if metrics is None else metrics)
     )
 
 

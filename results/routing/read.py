@@ -18,7 +18,7 @@ from results.records.frames import Gap, artifact_name, read_record, verified_byt
 from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
 from results.records.routing_cells import PickCounts, decode_breakdown
 from results.records.rows import decode_rows
-from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
+from results.records.turns import CELL_UPGRADES, CELL_VERSION, EngineSample, RoutingCell
 
 _Row = TypeVar("_Row")
 EXTERNAL = "external_kv_transfer"
@@ -27,12 +27,11 @@ EXTERNAL = "external_kv_transfer"
 
 @dataclass(frozen=True, slots=True)
 class LoadedCell:
-    """One cell."""
-
     record: RoutingCell
     turns: Turns | None
     picks: PickCounts | None
     samples: tuple[EngineSample, ...]
+    """Empty where they were not read."""
     path: str
     """The cell record's file, below the run's folder."""
     gaps: tuple[Gap, ...] = ()
@@ -72,28 +71,43 @@ def read_planned_cells(root: Path) -> tuple[PlannedCell, ...]:
         return ()
 
 
-def load_cells(root: Path, variation: str = "") -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+def load_cells(
+    root: Path, variation: str = "", *, with_samples: bool = True
+) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """The finished cells below `root` in the order they were measured, and all gaps. A bad cell is a gap.
 
-    Only those of this variation, under the labels that their policies have without it.
+    Only those of this variation, under the labels that their policies have without it; of policies that it does not
+    change, those without a variation. `with_samples`: read the engines' samples too.
     """
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
+    unchanged = _list_unchanged(root, variation)
     for layout in trial_layouts(root):
         record = _read_record(layout.cell)
         if isinstance(record, Gap):
             gaps.append(record)
-        elif record.variation == variation:
-            record = replace(record, label=record.label.removesuffix(f" vary={variation}"))
-            cells.append(_load_artifacts(layout, record))
+        elif record.variation == variation or (not record.variation and record.label in unchanged):
+            record = replace(record, label=_strip_variation(record.label, variation))
+            cells.append(_load_artifacts(layout, record, with_samples=with_samples))
             gaps.extend(cells[-1].gaps)
-    return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
+    return tuple(sorted(cells, key=lambda cell: (cell.record.position, cell.path))), tuple(gaps)
 
 
-def _load_artifacts(layout: TrialLayout, record: RoutingCell) -> LoadedCell:
+def _list_unchanged(root: Path, variation: str) -> frozenset[str]:
+    """Labels of policies that the plan has without a variation and not under this one: it changes nothing of them."""
+    planned = read_planned_cells(root) if variation else ()
+    varied = {_strip_variation(cell.label, variation) for cell in planned if cell.variation == variation}
+    return frozenset(cell.label for cell in planned if not cell.variation) - varied
+
+
+def _strip_variation(label: str, variation: str) -> str:
+    return label.removesuffix(f" vary={variation}")
+
+
+def _load_artifacts(layout: TrialLayout, record: RoutingCell, *, with_samples: bool) -> LoadedCell:
     turns, turn_gaps = read_turns(layout.metrics, record.t_start_ns, record.checksums.get(layout.metrics.name))
     picks, pick_gaps = _read_picks(layout, record)
-    samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
+    samples, sample_gaps = read_rows(layout.engines, EngineSample, record) if with_samples else ((), ())
     missing = [
         Gap(artifact_name(path), "is missing")
         for path in (layout.config, layout.summary, layout.breakdown, layout.apc, layout.gpu_util)
@@ -163,7 +177,7 @@ def number_or_none(value: object) -> float | None:
 def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
-    record = read_record(path, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
+    record = read_record(path, RoutingCell, CELL_VERSION, CELL_UPGRADES)
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 

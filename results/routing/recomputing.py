@@ -51,7 +51,7 @@ class Prefill:
 
     session: str
     computed_tokens: int
-    """Of its prompt, by the engine's count."""
+    """Computed tokens of its prompt, by the engine's count."""
     pending_tokens: int
     """Prompt tokens pending at its instance when it was picked."""
     first_byte_s: float
@@ -115,7 +115,7 @@ class AgainstArm:
     every_turn: Estimate
     """The same of the mean TTFT of all turns that both arms completed: the very same turns."""
     verdict: Verdict | None
-    """Of `ratio`."""
+    """Verdict on `ratio`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class AgainstRecomputing:
     difference_s: Estimate
     """with - without: below zero the transfer was the faster way. The interval is widened by the fits' mean error."""
     verdict: Verdict | None
-    """Of the difference; None where `withheld`, or there is no interval over trials."""
+    """Verdict on the difference; None where `withheld`, or there is no interval over trials."""
     fits: tuple[Fit, ...] = ()
     """By trial."""
     withheld: str = ""

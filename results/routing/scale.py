@@ -20,7 +20,7 @@ MIN_HOT_PER_INSTANCE = 4
 MIN_TURNS = 10
 STEADY_PRESET = "preset `steady`"
 LIGHTER = "a larger `time_scale`, as of preset `fleet-light`"
-"""Of simulated engines: the rates of `steady` are more than a fleet of models serves under every policy."""
+"""Remedy for simulated engines: the rates of `steady` are more than a fleet of models serves under every policy."""
 SUSTAINED = "a rate that its policies sustain without a limit on sessions in flight"
 
 
@@ -30,7 +30,7 @@ class Lack:
 
     reason: str = ""
     label: str = TOO_SMALL
-    """Of the judgement that it leaves open."""
+    """Label of the judgement that it leaves open."""
     needs: str = ""
     """What a run must have to judge it."""
     by_plan: bool = False

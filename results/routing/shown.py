@@ -40,7 +40,7 @@ class TableKind(Generic[Row]):
 
 
 POLICY: Column[str] = Column("policy", str)
-"""Of a table with a row per label."""
+"""First column of a table with a row per label."""
 
 
 def metric_column(analysis: RoutingAnalysis, name: str, heading: str = "") -> Column[str]:

@@ -40,11 +40,11 @@ class RoutedSummary:
     policy: str
     """Its name."""
     parameters: Mapping[str, Any]
-    """Of the policy."""
+    """Parameters of the policy."""
     trial: int
     """From 0."""
-    place: int
-    """Position in time among the run's cells, 0-based."""
+    position: int
+    """In time among the run's cells, 0-based."""
     attempt: int
     """From 1."""
     counts: Mapping[str, int | None]
@@ -62,11 +62,11 @@ class RoutedSummary:
     gpu_reason: str
     """Why the utilisation is not known."""
     git_commit: str | None
-    """Of the Tracon that measured it; None = not known."""
+    """Commit of the Tracon that measured it; None = not known."""
     t_start_unix_s: float
     """Start of the replay, by the wall clock."""
     duration_s: float
-    """Of the replay."""
+    """Duration of the replay."""
     path: str
     """The cell record's file, below the run's folder."""
 
@@ -112,7 +112,7 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
         policy=record.policy,
         parameters=record.parameters,
         trial=record.trial,
-        place=record.place,
+        position=record.position,
         attempt=record.attempt,
         counts=_count_turns(turns, picks, record),
         values={

@@ -42,14 +42,14 @@ class TrendClaim:
     name: str
     claim: str
     row: str
-    """Of Arms.labels; it is compared with FULL."""
+    """Row of Arms.labels; it is compared with FULL."""
     axis: str
-    """Of `name_load`: what alone differs between the loads."""
+    """Axis of `name_load`: what alone differs between the loads."""
     expected: Verdict
     over: str
     """What the trend is over, for the rule."""
     position: Callable[[Load, object], float | None]
-    """Of a load, by its value of the axis; None = it has no position."""
+    """Position of a load, by its value of the axis; None = it has no position."""
     show: Callable[[float], str]
 
 

@@ -267,7 +267,7 @@ CELLS: TableKind[RoutedSummary] = TableKind(
     (
         Column("policy", lambda cell: cell.label),
         Column("trial", lambda cell: cell.trial),
-        Column("place", lambda cell: cell.place),
+        Column("position", lambda cell: cell.position),
         Column("turns", _turns_text),
         Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
         Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),

@@ -37,7 +37,7 @@ class Logged:
     local_tokens: int | None
     prompt_tokens: int | None
     bytes: int | None
-    """Of the copies that were made for this transfer alone."""
+    """Bytes of the copies that were made for this transfer alone."""
 
     @property
     def computed_tokens(self) -> int | None:

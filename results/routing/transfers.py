@@ -101,11 +101,11 @@ class PolicyTransfers:
     statuses: Mapping[str, int]
     """Transfers by how they ended: `transferred`, `failed`, `refused`, `unneeded`."""
     reasons: Mapping[str, int]
-    """Of those that were not transferred."""
+    """Reasons why transfers were not made."""
     transports: tuple[str, ...]
     """E.g. `mooncake`."""
     counted: int
-    """Of the transferred ones, those whose tokens are known."""
+    """Transfers that were made and whose tokens are known."""
     uncounted: Mapping[str, int]
     """Why tokens of transfers are not known."""
     values: Mapping[str, Estimate]

@@ -33,7 +33,7 @@ def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, s
 
 
 def _judge_lost(lost_share: Estimate) -> Outcome:
-    """Of two arms: HOLDS where the first distinguishably loses fewer transfers."""
+    """HOLDS where the first of two arms distinguishably loses fewer transfers."""
     outcomes = {Verdict.LOWER: Outcome.HOLDS, Verdict.HIGHER: Outcome.FAILS}
     return outcomes.get(judged(lost_share) or Verdict.NOT_DISTINGUISHABLE, Outcome.UNDECIDED)
 

@@ -53,7 +53,7 @@ class PairClaim:
     """Rows of Arms.labels."""
     metric: str
     expected: Verdict | None = None
-    """Of the first against the second; None = the first is at most `within` below."""
+    """Verdict expected of the first against the second; None = the first is at most `within` below."""
     within: float = 0.0
     """As in `judge_within`."""
     find_lack: Callable[[Scale, str, str], Lack] | None = None
@@ -120,11 +120,19 @@ ORDER = (
               UNIFIED, LMETRIC, "ttft_p90_s", within=LITTLE,
               find_lack=lambda scale, *labels: scale.lacks_instances or scale.lacks_steady_state(*labels)),
 )  # fmt: skip
-"""Of specs/routing_log: the order of policies (sticky's APC above LMetric's, the step between, is the claim of 3.1),
-then that LMetric finds by itself most of what unified's affinity gives.
+"""Claims of specs/routing_log: the order of policies (3.1 has the step between, sticky's APC above LMetric's), then
+that LMetric finds by itself most of what unified's affinity gives.
 
 Which of two is slower on this trace is the log's claim, and its trace has an end: the order needs no steady state.
 """
+KV_WALL = "ttft_p50_s"
+"""The metric of static pools in 3.2."""
+JUDGED = frozenset(
+    {KV_WALL}
+    | {one.metric for one in (COUPLING, LOCALITY, INTERFERENCE, *ABLATION, *ORDER)}
+    | {metric for one in DOMINANCES for metric in one.better}
+)
+"""Metrics that the claims compare two policies in."""
 KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
 """Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
 
@@ -192,7 +200,7 @@ def _list_pools(arms: Arms) -> Iterator[PairClaim]:
             f"kv-wall{split}",
             f"3.2: static pools meet the KV wall{split}",
             f"static PD-disaggregation's TTFT p50{split and f' ({row})'} is higher than load-balance's",
-            row, LOAD_BALANCE, "ttft_p50_s", Verdict.HIGHER, find_lack=Scale.lacks_loop,
+            row, LOAD_BALANCE, KV_WALL, Verdict.HIGHER, find_lack=Scale.lacks_loop,
         )  # fmt: skip
 
 

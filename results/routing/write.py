@@ -20,9 +20,8 @@ from results.report.document import report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, write_outputs
+from results.report.output import Outputs, write_analysis
 from results.report.record_rows import build_frame
-from results.report.stored_page import digest_inputs
 from results.routing.analyze import RoutingAnalysis, analyze
 from results.routing.conditional_claims import ConditionalClaim
 from results.routing.documents import (
@@ -56,18 +55,15 @@ _OF_TRANSFER = [one.name for one in fields(KvTransfer)]
 
 
 def write_results(root: Path) -> RoutingAnalysis:
-    """Analyze the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
+    """As `write_analysis`: aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*."""
+    return write_analysis(root, analyze, build_outputs)
 
-    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
-    where `root` is no folder, OSError where the files cannot be written.
-    """
-    inputs = digest_inputs(root)
-    analysis = analyze(root)
-    layout = RunLayout(root)
+
+def build_outputs(analysis: RoutingAnalysis, layout: RunLayout) -> Outputs:
     more: dict[Path, object] = {layout.pairs_json: build_pairs(analysis), layout.pairs_csv: build_pair_rows(analysis)}
     if analysis.moves.cells:
         more[layout.migrations_csv] = build_migration_rows(analysis)
-    outputs = Outputs(
+    return Outputs(
         aggregate=build_aggregate(analysis),
         rows=build_cell_rows(analysis),
         verdicts=build_verdicts(analysis),
@@ -80,11 +76,8 @@ def write_results(root: Path) -> RoutingAnalysis:
             FIGURES_BEFORE,
             DRAWERS,
         ),
-        inputs=inputs,
         more=more,
     )
-    write_outputs(layout, outputs)
-    return analysis
 
 
 def build_aggregate(analysis: RoutingAnalysis) -> RoutingAggregate:
@@ -172,7 +165,7 @@ def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
             label=cell.label,
             policy=cell.policy,
             trial=cell.trial,
-            place=cell.place,
+            position=cell.position,
             duration_s=cell.duration_s,
             degraded=bool(cell.degraded),
             counts=cell.counts,

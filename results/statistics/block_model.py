@@ -31,7 +31,7 @@ class BlockModel:
 
     names: tuple[str, ...]
     effects: Samples
-    """Of each config; the first one's is 0."""
+    """Effect of each config; the first one's is 0."""
     spread: Samples
     """Covariance of the effects in units of sigma^2."""
     sigma: float

@@ -86,7 +86,7 @@ class BlockFit:
     cells: tuple[tuple[str, int], ...]
     """Config and block of every launch."""
     residuals: Samples
-    """Of every launch: what block and config do not explain."""
+    """Residual of every launch: what block and config do not explain."""
     estimator: Samples
     """Contrasts x launches: a contrast's difference is its row times the launches' y."""
     apart: Mapping[str, Contrast] = field(default_factory=dict)
@@ -294,7 +294,7 @@ def find_fewest_launches(effect: float, detectable: Callable[[int], float]) -> i
 
 
 def show_count(launches: int | None) -> str:
-    """Of `find_fewest_launches`: `12`, or `more than 200`."""
+    """The count of `find_fewest_launches`: `12`, or `more than 200`."""
     return f"more than {MAX_PLANNED_LAUNCHES}" if launches is None else str(launches)
 
 

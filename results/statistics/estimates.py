@@ -155,7 +155,7 @@ def mean(values: npt.ArrayLike) -> Estimate:
 
 
 def standard_error(values: Samples) -> float:
-    """Of the mean of two values or more."""
+    """Standard error of the mean of two values or more."""
     return float(values.std(ddof=1)) / math.sqrt(values.size)
 
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from results.records.estimate import Estimate
 from results.statistics.estimates import LEVEL, holm
+from results.statistics.p_values import format_p, state_p
 from results.statistics.trials import MIN_PAIRED
 
 TRIALS_REMEDY = f"`--trials {MIN_PAIRED}` gives a verdict"
@@ -37,7 +38,7 @@ class Verdict(StrEnum):
 
 
 class Outcome(StrEnum):
-    """Of a rule applied to numbers: a hypothesis, a claim, a criterion, an objective or a decision point."""
+    """Outcome of a rule applied to numbers: a hypothesis, a claim, a criterion, an objective or a decision point."""
 
     HOLDS = "holds"
     """The whole interval, or every count, agrees with the claim."""
@@ -172,7 +173,7 @@ def correct_together(judgements: Sequence[Judgement], *, undefined: int = 0) -> 
 def _require_survival(judgement: Judgement, p: float, corrected: float, count: int) -> Judgement:
     if not judgement.outcome.is_decided:
         return replace(judgement, p_corrected=corrected)
-    numbers = f"p = {p:.2g}, {corrected:.2g} after Holm over {count}"
+    numbers = f"{state_p(p)}, {format_p(corrected)} after Holm over {count}"
     judged_alone = replace(judgement, p_corrected=corrected, alone=judgement.outcome)
     if corrected <= 1 - LEVEL:
         return replace(judged_alone, reason=f"{judgement.reason} ({numbers})")

@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.statistics.block_model import LEVEL_OF_F
 from results.statistics.blocks import POWER, find_fewest_launches
@@ -116,7 +117,8 @@ def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size]
     """The sizes that every launch measured, the launches, and sizes x launches; a sentence where there are too few."""
     launches = sorted({launch for by_launch in values.values() for launch in by_launch})
     if len(launches) < MIN_PAIRED:
-        return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
+        count = format_count(len(launches), "launch", "launches")
+        return f"{count} of each engine: an interval over launches needs {MIN_PAIRED}"
     sizes = [size for size, by_launch in values.items() if len(by_launch) == len(launches)]
     if not sizes:
         return "no size was measured in every launch"

@@ -53,7 +53,7 @@ class Reuse:
     followed_one_in: int = 1
     """1: every number is exact. k: to stay within memory, one in k of the blocks not known to be common is sampled."""
     standard_error: Mapping[str, float] = field(default_factory=dict)
-    """Of `apc_bound_any` and the shares, by name; empty where every number is exact."""
+    """Standard errors of `apc_bound_any` and the shares, by name; empty where every number is exact."""
 
 
 @dataclass(frozen=True, slots=True)

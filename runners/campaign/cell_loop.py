@@ -19,7 +19,7 @@ from pathlib import Path
 from launch.death import describe_exit_name, was_ended
 from launch.errors import HostObstacle, LaunchError
 from launch.instance import CrashedAtStart, end_leftover
-from results.records.errors import SHORTAGE_REMEDIES
+from results.records.errors import SHORTAGE_REMEDIES, SpecError
 from results.records.events import (
     SIMULATED,
     AttemptState,
@@ -294,7 +294,7 @@ class CellLoop:
 
     def _explain_failure(self, plan: CellPlan, error: Exception, begin_seq: int) -> tuple[bool, str]:
         """Whether the cell is tried again, and why it failed."""
-        if isinstance(error, (CellFailed, LaunchError, RunnerError)):
+        if isinstance(error, (CellFailed, LaunchError, RunnerError, SpecError)):
             again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, error, begin_seq)
             return bool(again), again or _join_remedy(error)
         # one cell's error must not end the run for the other cells; run.log has the traceback
@@ -384,7 +384,7 @@ class CellLoop:
 
     def _cannot_go_on(self, error: Exception) -> ExitCode:
         """The disk is full or the state cannot be written: leave the run resumable and say why."""
-        log.error("the run cannot go on: %s", _join_remedy(error))
+        log.error("the run cannot continue: %s", _join_remedy(error))
         if self._lost is not None:
             return ExitCode.INTERRUPTED
         with contextlib.suppress(StateError, OSError):  # the very write that failed may fail again

@@ -90,14 +90,12 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One experiment for the registry."""
-
     name: str
     """As in `tracon run NAME`, [experiment.NAME.<preset>] of a profile, and the run's plan."""
     draft_plan: Callable[[RunOptions, Profile], DraftPlan]
     """Raises RunnerError or LaunchError naming the wrong option, key or config."""
     cell_runner: Callable[[Any, RunContext], CellRunner]
-    """Of a draft's grid."""
+    """Runs the cells of a draft's grid."""
     option_help: Mapping[str, str]
     """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
     describe_precision: Callable[[RunPlan, Workspace], tuple[str, ...]] = lambda plan, workspace: ()
@@ -106,8 +104,6 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """A finished cell."""
-
     summary: Mapping[str, Any] = field(default_factory=dict)
     degraded: str = ""
     """Why its numbers are worse than planned; empty = they are not."""

@@ -18,11 +18,15 @@ class Commit:
     """Why it is not known, or that the tree differs from it."""
 
 
-def commit_of(folder: Path = SOURCE) -> Commit:
-    """The commit of the work tree that `folder` is in; an installed copy has none."""
+def commit_of(folder: Path = SOURCE, *, ignored: str = "") -> Commit:
+    """The commit of the work tree that `folder` is in; an installed copy has none.
+
+    `ignored`: a file below `folder` whose changes do not count.
+    """
+    pathspec = ("--", ".", f":(exclude){ignored}") if ignored else ()
     try:
         sha = _call_git(folder, "rev-parse", "HEAD")
-        changed = _call_git(folder, "status", "--porcelain", "--untracked-files=no")
+        changed = _call_git(folder, "status", "--porcelain", "--untracked-files=no", *pathspec)
     except (OSError, subprocess.SubprocessError):
         return Commit(None, "Tracon does not run from a git work tree")
     return Commit(sha, "the work tree has uncommitted changes" if changed else "")

@@ -35,7 +35,7 @@ from state.store import RunStore
 log = logging.getLogger("tracon.work")
 
 NO_ENGINE = Engine("none", Path(), Path(), Path(), {})
-"""Of a run whose engines are simulated: nothing is launched."""
+"""Engine of a run whose engines are simulated: nothing is launched."""
 
 
 def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_changes: bool) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 import msgspec
 
-from launch.environment import Engine, find_engine, redact_settings
+from launch.environment import Engine, find_engine
 from launch.errors import LaunchError
 from launch.gpu_devices import require_gpu
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
+from launch.redaction import redact_settings
 from results.records.events import Noted, PaceChosen
 from results.records.layout import RunLayout, write_indented_json
 from results.records.plan import RunPlan

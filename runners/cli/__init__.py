@@ -17,7 +17,8 @@ from typer.core import TyperGroup
 
 from results.records.errors import SHORTAGE_REMEDIES
 from results.records.visible import visible
-from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, trace
+from runners.cli import engines, policies, replay, reports, route, runs, session, simulate, steering, trace
+from runners.cli.accompany import open_console
 from runners.cli.terminal import fail, make_logs_visible, use_color
 from runners.errors import RunnerError
 
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.add_to(app)
+steering.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
 policies.add_to(app)
@@ -107,10 +109,10 @@ def tracon(
 
     **4.** `tracon` watches and steers it from any terminal; `tracon resume` continues after a stop or a crash
 
-    **5.** `tracon report` prints the tax table
+    **5.** `tracon report` prints the result on one page, then the tables
 
-    Then `tracon run routing` sets policies side by side on a trace, `tracon run pd-lifecycle` breaks a
-    request down into phases; `tracon trace` and `tracon route` need no run.
+    Then `tracon run routing` compares policies on a trace, `tracon run pd-lifecycle` breaks a request down into
+    phases; `tracon trace` and `tracon route` need no run.
 
     Exit codes: 0 done, 1 cells failed or skipped, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """
@@ -119,7 +121,7 @@ def tracon(
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             typer.echo(context.get_help())
             raise typer.Exit
-        runs.open_console(None, None)
+        open_console(None, None)
 
 
 def refuse_host() -> None:

@@ -80,7 +80,7 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
         verb = action.replace("_", " ")
         raise RunnerError(
             f"run {folder.name} is {view.state}: no process works on it, so there is nothing to {verb}",
-            remedy=f"`tracon resume {folder.name}` goes on with it",
+            remedy=f"`tracon resume {folder.name}` continues it",
         )
     if not events:
         return {
@@ -88,4 +88,4 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
             "detail": f"no cell to {action} matches {target!r}" if target else f"no cell to {action}",
         }
     store.append(*events)
-    return {"accepted": True, "detail": f"{len(events)} cells; `tracon resume {folder.name}` goes on"}
+    return {"accepted": True, "detail": f"{len(events)} cells; `tracon resume {folder.name}` continues"}

@@ -14,7 +14,10 @@ from runners.cli.options import JsonOption, ProfileOption, PythonOption, Workspa
 from runners.errors import ExitCode
 
 engine_app = typer.Typer(no_args_is_help=True, help="Build engine environments; start and stop standalone engines.")
-patch_app = typer.Typer(no_args_is_help=True, help="Install and remove the probes of an engine environment.")
+patch_app = typer.Typer(
+    no_args_is_help=True,
+    help="Install and remove the patches of an engine environment: the probes, and what a CPU build needs.",
+)
 
 KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
 KindOption = Annotated[str, typer.Option("--kind", help="Which engine environment: `cpu` or `cuda`.")]
@@ -199,7 +202,7 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
 
 
 def apply(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Install the probes into an engine environment (idempotent; edits none of the engine's files)."""
+    """Install the patches, probes among them, into an engine environment (idempotent; edits no file of the engine)."""
     _change_patches("apply", kind, engine_python, json)
 
 
@@ -209,7 +212,7 @@ def revert(kind: KindOption = "cpu", engine_python: PythonOption = None, json: J
 
 
 def status(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Print whether the probes are installed, their version, and whether their files are intact."""
+    """Print whether the patches are installed, their version, and whether their files are intact."""
     _change_patches("status", kind, engine_python, json)
 
 
@@ -224,7 +227,7 @@ def _change_patches(action: str, kind: str, engine_python: Path | None, json: bo
         return
     state = "applied" if result.applied else "not applied"
     changed = ", but its files were changed" if result.applied and not result.intact else ""
-    terminal.narrate(f"probe {result.version or ''} {state}{changed} in {engine.python}")
+    terminal.narrate(f"patches {result.version or ''} {state}{changed} in {engine.python}")
     if action == "revert" and result.applied:
         terminal.narrate(result.reason)
     if result.applied and not result.intact:

@@ -19,13 +19,13 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.load.replay_spec import ReplayTick
+    from runners.load.replay_messages import ReplayTick
     from runners.load.standalone_replay import ReplayOptions, ReplayReport
 
 PROGRESS_LINE_S = 10.0
 
 REPLAY = SpecOptions(
-    "runners.load.replay_spec:ReplaySpec",
+    "results.records.load_specs:ReplaySpec",
     (
         SpecOption("seed", "--seed", "Draw the prompts' token ids from this seed", None, 0),
         SpecOption("time_scale", "--time-scale", "Multiply every recorded time by this: 0.5 replays twice as fast"),

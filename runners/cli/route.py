@@ -17,14 +17,15 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterLine, RouterSpec
+    from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec
+    from runners.router.messages import RouterLine
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
 MOVES = "Moving KV between instances"
 
 ROUTER = SpecOptions(
-    "runners.router.spec:RouterSpec",
+    "results.records.router_spec:RouterSpec",
     (
         SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
         SpecOption("host", "--host", "Listen on this address"),
@@ -42,7 +43,7 @@ ROUTER = SpecOptions(
     ),
 )  # fmt: skip
 TRANSFERS = SpecOptions(
-    "runners.router.spec:TransferRules",
+    "results.records.router_spec:TransferRules",
     (
         SpecOption(
             "timeout_s", "--transfer-timeout",
@@ -92,7 +93,7 @@ TRANSFERS = SpecOptions(
     MOVES,
 )  # fmt: skip
 BINDINGS = SpecOptions(
-    "runners.router.spec:BindingRules",
+    "results.records.router_spec:BindingRules",
     (
         SpecOption(
             "redis_url", "--bindings",
@@ -211,11 +212,12 @@ def route(
     """
     import msgspec
 
+    from results.records.router_spec import BindingRules, RouterSpec, TransferRules
+    from runners.router.messages import read_router_spec
     from runners.router.server.serve import serve
-    from runners.router.spec import BindingRules, RouterSpec, TransferRules, router_spec
 
     if spec is not None:
-        options = router_spec(spec)
+        options = read_router_spec(spec)
     else:
         events = read_pairs(kv_events, "--kv-events", "NAME=ENDPOINT[,REPLAY]")
         parameters = read_pairs(settings, "--set", "KEY=VALUE")
@@ -239,7 +241,7 @@ def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm |
     """The prompt in the file, cut to the policy's `prewarm_tokens` if that is set."""
     import msgspec
 
-    from runners.router.spec import Prewarm
+    from results.records.router_spec import Prewarm
 
     tokens = parameters.get("prewarm_tokens", "0")
     if path is None:
@@ -314,7 +316,7 @@ def _read_instances(
     by_role: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
     """The instances by role, in order; one without a name is called i0, i1, ... (p0 or d0 with a role)."""
-    from runners.router.spec import InstanceSpec
+    from results.records.router_spec import InstanceSpec
 
     instances = []
     for role in ROLES:
@@ -339,7 +341,7 @@ def _read_endpoint(name: str, settings: Sequence[str], transport: str | None) ->
     """The instance's KV endpoint, from `--transfer` and the settings after its URL."""
     import msgspec
 
-    from runners.router.spec import KvEndpoint
+    from results.records.router_spec import KvEndpoint
 
     known = [field for field in KvEndpoint.__dataclass_fields__ if field != "transport"]
     values = read_pairs(settings, f"instance {name}:", "SETTING=VALUE")

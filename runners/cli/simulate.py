@@ -141,8 +141,9 @@ def capacity(
 def _start_search(options: RunOptions, workspace: Path | None, *, detach: bool, json: bool) -> None:
     from results.records.layout import RunLayout
     from runners.campaign.start import create_run, prepare_run, spawn_run_process
+    from runners.cli.accompany import accompany_run
     from runners.cli.folders import workspace_of
-    from runners.cli.runs import accompany_run, from_root
+    from runners.cli.runs import from_root
     from runners.experiments.registry import experiment_named
 
     prepared = prepare_run(experiment_named("capacity"), from_root(options), need_engine=False)
@@ -277,11 +278,11 @@ def calibration_tables(calibration: Calibration) -> RenderableType:
         for near_saturation, which in ((False, "not fitted"), (True, "not fitted and near saturation (not judged)")):
             loads = list(calibration.list_loads(metric, near_saturation=near_saturation).values())
             if loads:
-                bias = format_percent(statistics.fmean(load.bias for load in loads), signed=True)
+                bias = format_percent(statistics.geometric_mean(1 + load.bias for load in loads) - 1, signed=True)
                 mean_error = format_percent(statistics.fmean(load.size for load in loads))
-                cells = format_count(sum(len(load.errors) for load in loads), "cell", "cells")
+                cells = format_count(sum(len(load.cells) for load in loads), "cell", "cells")
                 over = f"{cells} of {format_count(len(loads), 'load', 'loads')}"
-                repeated = [load.repetition for load in loads if load.repeats]
+                repeated = [load.repetition for load in loads if load.repeated]
                 repetition = format_percent(statistics.fmean(repeated)) if repeated else "not measured"
                 lines.append(
                     f"{name} of {over} {which}: bias {bias}, mean error {mean_error}; of a real cell against its own "

@@ -33,8 +33,6 @@ class SpecOption(NamedTuple):
 
 
 class SpecOptions(NamedTuple):
-    """Options of one spec."""
-
     spec: str
     """The dataclass, as `module:name`."""
     options: tuple[SpecOption, ...]

@@ -185,7 +185,6 @@ def progress_line(view: RunView, now_unix_s: float) -> str:
 
 
 def feed_text(line: FeedLine) -> Text:
-    """One line of the feed."""
     text = Text(time.strftime("%H:%M:%S ", time.localtime(line.t_unix_s)), style="bright_black")
     text.append(f"{line.subject} ", style="bold")
     text.append(line.text, style=STYLES.get(line.level, ""))

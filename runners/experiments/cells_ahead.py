@@ -92,11 +92,13 @@ class CellsAhead:
             task.cancel()
 
     async def stop(self) -> None:
-        """End what runs ahead."""
+        """End what runs ahead, and the processes that wait for more."""
         tasks, self._tasks, self._ahead = tuple(self._tasks.values()), {}, []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if "simulations" in self.__dict__:  # the first cell opens them
+            await self.simulations.close()
 
     def _list_ahead(self, first: CellPlan) -> list[tuple[CellPlan, int]]:
         """Cells that are still to be begun, in the order of the plan, with their next attempts."""

@@ -53,8 +53,8 @@ def add_cold_starts(draft: DraftPlan, in_turn: int = 1) -> DraftPlan:
 
 
 def _list_recompiling(draft: DraftPlan, pairs: set[str]) -> list[CellPlan]:
-    """Of these configs, the first cells that are measured, where pre-flight ran with other settings on a host with as
-    many GPUs as the plan needs."""
+    """The first measured cells of these configs, where pre-flight ran with other settings on a host with as many GPUs
+    as the plan needs."""
     if draft.profile.engine.kind != "cuda" or draft.gpus > 1 or share_gpu(draft.profile) is draft.profile:
         return []
     measured = [cell for cell in draft.cells if cell.kind != "preflight"]

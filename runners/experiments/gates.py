@@ -29,7 +29,7 @@ GIB = 1 << 30
 PEER_PROOF = "peer_transfer"
 """The proof that needs a second engine."""
 SHARE = 0.46
-"""Of a GPU's memory, for each of two engines that prove a transfer on it."""
+"""Share of a GPU's memory, for each of two engines that prove a transfer on it."""
 SHARED_CONTEXT_TOKENS = 24_576
 SHARED_STEP_TOKENS = 4096
 SHARED_REQUESTS = 64

@@ -11,8 +11,8 @@ from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, Kind
 from launch.transfer_request import transferring
 from results.records.errors import DAMAGED_JSON
+from results.records.router_spec import KvEndpoint
 from runners.campaign.engine_group import Member
-from runners.router.spec import KvEndpoint
 
 BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 TRANSPORTS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl"}

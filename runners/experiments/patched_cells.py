@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from launch.errors import LaunchError
 from launch.patching import PatchUse
+from results.records.errors import SpecError
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome, RunsAhead
@@ -48,7 +49,7 @@ class PatchedCells:
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         try:
             return await self._kinds[cell.kind](cell, attempt)
-        except (CellFailed, LaunchError, RunnerError):
+        except (CellFailed, LaunchError, RunnerError, SpecError):
             await self._context.slot.release_dead()
             raise
 

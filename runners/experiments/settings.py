@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from launch.environment import PASS_ENV, redact_settings
 from launch.profile import merge_tables
+from launch.redaction import PASS_ENV, redact_settings
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import uvloop
 
-from runners.child_process import ChildFailure, ParentPipe, end_on_signals, read_spec, watch_parent
+from runners.child_process import ChildFailure, ParentPipe, end_on_signals, watch_parent
 from runners.errors import ExitCode, RunnerError
+from runners.load.messages import LoadLine, LoadOutcome, LoadTick, read_load_spec
 from runners.load.openloop import run_cell
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.spec import LoadError, LoadLine, LoadOutcome, LoadSpec, LoadTick
+from runners.load.replay_messages import ReplayOutcome, ReplayTick, read_replay_spec
 
 
 def main(arguments: list[str]) -> int:
@@ -48,8 +48,8 @@ async def _run(path: Path, replay: bool, parent: ParentPipe) -> LoadOutcome | Re
     if replay:
         from runners.load.replay import run_trace  # an open-loop cell starts without the trace readers
 
-        return await run_trace(read_spec(path, ReplaySpec, "load spec", LoadError), send_tick, cut)
-    return await run_cell(read_spec(path, LoadSpec, "load spec", LoadError), send_tick, cut)
+        return await run_trace(read_replay_spec(path), send_tick, cut)
+    return await run_cell(read_load_spec(path), send_tick, cut)
 
 
 def _end_with_parent() -> None:

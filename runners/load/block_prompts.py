@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from results.records.trace_lines import Turn
 from results.traces.prefix_keys import Keys, mix_bits
 from runners.load.prompts import SLICE_TOKENS, identity_tokens
-from runners.trace.session import Turn
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)

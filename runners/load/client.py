@@ -16,7 +16,7 @@ from typing import cast
 import httptools
 
 from results.records.schemas import TIMED_OUT
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 from runners.load.stream import Exchange
 from runners.target import Target
 

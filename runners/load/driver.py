@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
 
+from results.records.load_specs import LoadOptions
 from results.records.schemas import RequestStatus
 from runners.load.bodies import Bodies
 from runners.load.client import Connection, LoadClient
@@ -24,7 +25,6 @@ from runners.load.pacer import Pacer
 from runners.load.process_settings import disable_gc, schedule_in_real_time
 from runners.load.recent_latencies import Latencies, RecentValues
 from runners.load.recorder import Recorder
-from runners.load.spec import LoadOptions
 from runners.load.stream import Exchange, PendingPrefill
 from runners.target import Target
 
@@ -80,7 +80,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
         self._inflight = 0
         self._pending_prefill = PendingPrefill()
         self._lateness_ns = array("q")
-        """Of every send that fidelity is judged by."""
+        """Lateness of every send that fidelity is judged by."""
         self._recent_lateness = RecentValues()
         self._latencies = Latencies()
         self._latencies_of: defaultdict[str, Latencies] = defaultdict(Latencies)

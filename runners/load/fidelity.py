@@ -7,14 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-
-@dataclass(frozen=True, slots=True)
-class FidelityLimits:
-    """Where a cell becomes degraded."""
-
-    lateness_p99_s: float
-    achieved_ratio: float
-    client_cpu_share: float
+from results.records.load_specs import LoadOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ class WindowCounts:
     cpu_s: float | None
 
 
-def judge_fidelity(lateness_ns: NDArray[np.int64], counts: WindowCounts, limits: FidelityLimits) -> Fidelity:
+def judge_fidelity(lateness_ns: NDArray[np.int64], counts: WindowCounts, limits: LoadOptions) -> Fidelity:
     """The verdict over the lateness of every arrival scheduled inside the window."""
     if not len(lateness_ns) or counts.scheduled == 0 or counts.window_s <= 0:
         reason = "no arrival fell into the measured window"

@@ -18,14 +18,15 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from results.records.load_specs import LoadSpec
 from results.records.schemas import RequestStatus
 from runners.load.driver import LoadDriver
 from runners.load.fidelity import WindowCounts, judge_fidelity
+from runners.load.messages import LoadError, LoadOutcome, LoadTick
 from runners.load.process_settings import allow_connections
 from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
 from runners.load.schedule import offsets_ns
-from runners.load.spec import LoadError, LoadOutcome, LoadSpec, LoadTick
 from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 
@@ -172,7 +173,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
             dropped=self._dropped,
             completed_in_window=sum(self.t_window_start_ns <= t < self.t_window_end_ns for t in self._completed_ns),
             fidelity=judge_fidelity(
-                lateness, WindowCounts(len(due), handled, (end - begin) / 1e9, self._cpu_s), self.spec.limits
+                lateness, WindowCounts(len(due), handled, (end - begin) / 1e9, self._cpu_s), self.spec
             ),
         )
 

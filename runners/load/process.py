@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from results.records.layout import spec_beside
+from results.records.load_specs import LoadSpec, ReplaySpec
 from runners.child_process import ChildProcess, start_child, write_spec
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.spec import LoadError, LoadLine, LoadOutcome, LoadSpec, LoadTick
+from runners.load.messages import LoadError, LoadLine, LoadOutcome, LoadTick
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
 
 CUT_GRACE_S = 15.0
 """From the cut to the outcome: the records of what was in flight are still written."""

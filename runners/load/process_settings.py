@@ -8,7 +8,7 @@ import os
 import resource
 from collections.abc import Iterator
 
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 
 
 def allow_connections(count: int, remedy: str) -> None:

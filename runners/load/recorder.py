@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 
 
 class Recorder:
@@ -25,7 +25,7 @@ class Recorder:
         self._batch: list[Any] = []
         self._writing: asyncio.Future[None] | None = None
         self._failure: OSError | None = None
-        """Of the first write that failed. It may have left a part of a line: nothing may follow it."""
+        """Error of the first write that failed. It may have left a part of a line: nothing may follow it."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="records")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

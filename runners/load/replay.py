@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from results.measures.amplification import amplification_ratio
+from results.records.load_specs import ReplaySpec
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.block_prompts import BlockShape, prompt_pieces
@@ -26,12 +27,19 @@ from runners.load.bodies import Bodies, body_preamble
 from runners.load.client import RoutedConnection
 from runners.load.driver import LoadDriver
 from runners.load.fidelity import WindowCounts, judge_fidelity
+from runners.load.messages import LoadError
 from runners.load.process_settings import allow_connections
 from runners.load.recent_latencies import Latencies
-from runners.load.replay_plan import PlannedTurn, ReplayPlan, count_reusable_tokens, plan_replay, request_prefix
-from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.replay_messages import AnsweredBy, ReplayOutcome, ReplayTick
+from runners.load.replay_plan import (
+    PlannedTurn,
+    ReplayPlan,
+    count_reusable_tokens,
+    plan_replay,
+    read_pace,
+    request_prefix,
+)
 from runners.load.sessions import SessionCounts, Sessions
-from runners.load.spec import LoadError
 from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 from runners.trace.formats import read_trace
@@ -60,7 +68,7 @@ def read_plan(spec: ReplaySpec) -> tuple[ReplayPlan, BlockShape]:
     if not trace.requests:
         raise LoadError(f"{spec.trace_path} holds no turn", remedy="Give a trace with at least one request.")
     blocks = BlockShape(spec.seed, trace.facts.block_tokens, trace.facts.hash_scope, spec.vocab_low, spec.vocab_high)
-    return plan_replay(trace, count_reusable_tokens(trace, spec.block_tokens), spec.pace), blocks
+    return plan_replay(trace, count_reusable_tokens(trace, spec.block_tokens), read_pace(spec)), blocks
 
 
 class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
@@ -223,7 +231,7 @@ class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
             t_stop_ns=self.t_stop_ns,
             inflight_max=self._inflight_max,
             **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
-            fidelity=judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window, self.spec.limits),
+            fidelity=judge_fidelity(np.array(self._lateness_ns, dtype=np.int64), window, self.spec),
         )
 
 

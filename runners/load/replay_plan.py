@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from results.records.load_specs import ReplaySpec
+from results.records.trace_lines import Turn
 from results.traces.prefix_keys import Keys, known_depth, prefix_keys
-from runners.trace.session import Session, Trace, Turn
+from runners.trace.session import Session, Trace
 
-THINKING = ("recorded", "gaps", "none")
 FROM_END = -1
 """`PlannedTurn.anchor` of a pause that counts from the end of what the turn waits for."""
 
@@ -37,14 +38,18 @@ class Pace:
     after the turns waited for."""
 
 
+def read_pace(spec: ReplaySpec) -> Pace:
+    return Pace(spec.time_scale, spec.idle_gap_cap_s, spec.think)
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
     """One turn of a replay."""
 
     index: int
-    """Place among all turns of the replay."""
+    """Among all turns of the replay."""
     session: int
-    """Place among the sessions."""
+    """Index among the sessions."""
     recorded: Turn
     """What the trace says of it: its agent, lengths and hashes."""
     waits: int
@@ -99,7 +104,7 @@ class _Moment:
     """Its send, after the session's start, as the trace span counts it."""
     pause_s: float
     anchor: int
-    """Place in the session, or FROM_END."""
+    """Index in the session, or FROM_END."""
 
 
 def request_prefix(seed: int) -> str:
@@ -113,11 +118,11 @@ def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -
     turns: list[PlannedTurn] = []
     begin_s = min((session.arrival_s for session in trace.sessions), default=0.0)
     last_s = 0.0
-    for place, session in enumerate(trace.sessions):
+    for position, session in enumerate(trace.sessions):
         moments = _find_moments(session, pace)
         start_s = (session.arrival_s - begin_s) * pace.time_scale
         first = len(turns)
-        turns += _plan_turn(session, place, first, moments, reusable, pace)
+        turns += _plan_turn(session, position, first, moments, reusable, pace)
         agents = len({turn.agent for turn in session.turns})
         sessions.append(PlannedSession(session.session, round(start_s * 1e9), first, len(turns), agents))
         last_s = max(last_s, start_s + max(moment.offset_s for moment in moments))
@@ -125,7 +130,7 @@ def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -
 
 
 def _plan_turn(
-    session: Session, place: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
+    session: Session, position: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
 ) -> list[PlannedTurn]:
     followers: list[list[int]] = [[] for _ in session.turns]
     for number, turn in enumerate(session.turns):
@@ -138,7 +143,7 @@ def _plan_turn(
         planned.append(
             PlannedTurn(
                 index=first + number,
-                session=place,
+                session=position,
                 recorded=turn,
                 waits=len(set(turn.after)),
                 followers=tuple(followers[number]),
@@ -157,7 +162,7 @@ def _find_moments(session: Session, pace: Pace) -> list[_Moment]:
     saved: list[float] = []
     moments = []
     for number, turn in enumerate(session.turns):
-        before = max(turn.after, key=lambda place: session.turns[place].arrival_s) if turn.after else number - 1
+        before = max(turn.after, key=lambda position: session.turns[position].arrival_s) if turn.after else number - 1
         recorded_s, anchor = _find_pause(session, turn, before, pace)
         scaled_s = recorded_s * pace.time_scale
         cap_s = pace.idle_gap_cap_s

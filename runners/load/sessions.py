@@ -66,9 +66,9 @@ class Sessions:
         """Sessions held back at this moment."""
         return len(self._waiting)
 
-    def delay_ns(self, place: int) -> int:
+    def delay_ns(self, index: int) -> int:
         """How long a session was held back; 0 while it has not begun."""
-        return max(0, self._begun_ns[place] - self._arrival_ns(place))
+        return max(0, self._begun_ns[index] - self._arrival_ns(index))
 
     def next_ns(self) -> int | None:
         """When something is due next; None = nothing is until a turn in flight ends."""
@@ -120,28 +120,28 @@ class Sessions:
         due = {index: due_ns for due_ns, index in self._due if due_ns <= now_ns}
         return [(t, due.get(t.index)) for t in self._plan.turns if self._state[t.index] == TurnState.PENDING]
 
-    def _arrival_ns(self, place: int) -> int:
-        return self.t_start_ns + self._plan.sessions[place].start_ns
+    def _arrival_ns(self, index: int) -> int:
+        return self.t_start_ns + self._plan.sessions[index].start_ns
 
-    def _note_arrival(self, place: int) -> None:
+    def _note_arrival(self, index: int) -> None:
         if self.counts.active >= self._max_inflight:
-            self._waiting.append(place)
+            self._waiting.append(index)
             self.counts.delayed += 1
         else:
-            self._begin_session(place, self._arrival_ns(place))
+            self._begin_session(index, self._arrival_ns(index))
 
-    def _begin_session(self, place: int, t_ns: int) -> None:
+    def _begin_session(self, index: int, t_ns: int) -> None:
         counts = self.counts
         counts.active += 1
         counts.active_max = max(counts.active_max, counts.active)
-        self._begun_ns[place] = t_ns
-        counts.delay_max_ns = max(counts.delay_max_ns, self.delay_ns(place))
-        for turn in self._turns_of(place):
+        self._begun_ns[index] = t_ns
+        counts.delay_max_ns = max(counts.delay_max_ns, self.delay_ns(index))
+        for turn in self._turns_of(index):
             if not turn.waits:
                 self._push_turn(t_ns + turn.offset_ns, turn.index)
 
-    def _turns_of(self, place: int) -> tuple[PlannedTurn, ...]:
-        session = self._plan.sessions[place]
+    def _turns_of(self, index: int) -> tuple[PlannedTurn, ...]:
+        session = self._plan.sessions[index]
         return self._plan.turns[session.first : session.end]
 
     def _push_turn(self, due_ns: int, index: int) -> None:
@@ -165,8 +165,8 @@ class Sessions:
         if self._waiting and not self._closed:
             self._begin_session(self._waiting.popleft(), t_ns)
 
-    def _drop_pending(self, place: int, t_ns: int) -> list[PlannedTurn]:
-        pending = [turn for turn in self._turns_of(place) if self._state[turn.index] == TurnState.PENDING]
+    def _drop_pending(self, index: int, t_ns: int) -> list[PlannedTurn]:
+        pending = [turn for turn in self._turns_of(index) if self._state[turn.index] == TurnState.PENDING]
         for turn in pending:
             self._end_turn(turn, t_ns)
         return pending

@@ -15,14 +15,15 @@ from results.measures.replay_numbers import apc_of_totals, replay_numbers
 from results.records.errors import DAMAGED_JSON
 from results.records.estimate import Estimate, unknown
 from results.records.layout import AttemptLayout
+from results.records.load_specs import ReplaySpec
 from results.records.percent import format_percent
+from results.records.spec_rules import has_user
 from runners.errors import ExitCode, RunnerError
+from runners.load.messages import LoadError
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.spec import LoadError
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import read_baseline_shape, read_span
-from runners.target import has_user
 from runners.trace.formats import open_trace
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session

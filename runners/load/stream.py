@@ -75,7 +75,7 @@ class Exchange:
     warmup: bool = False
     inflight_at_send: int = 0
     stamps: array[int] | None = None
-    """Of every chunk that carried a token; None = not recorded."""
+    """Arrival of every chunk that carried a token; None = not recorded."""
     instance: str = ""
     """The instance that answered, by a header of the response; empty = it has none."""
     status: RequestStatus | None = None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from runners.child_process import ChildFailure, ParentPipe, watch_parent
 from runners.errors import ExitCode, RunnerError
+from runners.router.messages import RouterLine, read_router_spec
 from runners.router.server.serve import serve
-from runners.router.spec import RouterLine, router_spec
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def main(arguments: list[str]) -> int:
         return ExitCode.BAD_INPUT
     parent = ParentPipe()
     try:
-        serve(router_spec(Path(arguments[0])), parent.write_line, lambda now: watch_parent(now.set))
+        serve(read_router_spec(Path(arguments[0])), parent.write_line, lambda now: watch_parent(now.set))
     except RunnerError as error:
         parent.write_line(RouterLine(failure=ChildFailure.of(error)))
         return int(error.exit_code)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from runners.router.spec import HealthRules
+from results.records.router_spec import HealthRules
 
 TRIALS_MAX = 1 << 20
 

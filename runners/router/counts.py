@@ -135,12 +135,12 @@ class Held(NamedTuple):
     """What the router holds at a moment: where its memory is."""
 
     connections: int
-    """Of clients."""
+    """Connections of clients."""
     sessions: int
     unsettled: int
     """Picks and outcomes that are not counted and logged yet."""
     backlog_bytes: int
-    """Of the decision log."""
+    """Unwritten bytes of the decision log."""
     index_blocks: Mapping[str, int]
     """By instance."""
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap
 from results.records.layout import TrialLayout, sha256, trial_layouts
 from results.records.rows import decode_row
-from results.records.turns import RoutingCell
+from results.records.turns import decode_cell
 from runners.errors import RunnerError
 
 
@@ -77,8 +78,8 @@ def read_log(path: Path, name: str) -> LoggedPicks:
 def _has_log(layout: TrialLayout) -> bool:
     """Whether the cell wrote one, as far as its record can be read."""
     try:
-        return msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell).logs_decisions
-    except (OSError, *DAMAGED_JSON):
+        return decode_cell(layout.cell.read_bytes()).logs_decisions
+    except (OSError, UnknownVersion, *DAMAGED_JSON):
         return True
 
 
@@ -92,9 +93,12 @@ def _read_cell(layout: TrialLayout) -> LoggedPicks:
 
 def _check_finished(layout: TrialLayout, name: str) -> Iterator[Gap]:
     try:
-        cell = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
+        cell = decode_cell(layout.cell.read_bytes())
     except FileNotFoundError:
         yield Gap(f"{name}/{layout.cell.name}", "is missing: the cell was not finished")
+        return
+    except UnknownVersion as error:
+        yield Gap(f"{name}/{layout.cell.name}", str(error))
         return
     except (OSError, *DAMAGED_JSON) as error:
         yield Gap(f"{name}/{layout.cell.name}", f"is damaged: {error}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from results.records.router_spec import HealthRules
 from runners.router.breaker import Breaker, BreakerState
 from runners.router.cluster import Cluster
 from runners.router.driver import Driver
 from runners.router.failure import Failure
-from runners.router.spec import HealthRules
 
 
 class Health:

@@ -16,10 +16,10 @@ from results.records.decisions import ClusterView, Decision, DecisionRecord, KvT
 from results.records.migrations import TickMigration
 from runners.router.counts import Counts
 from runners.router.driver import Driver, Timer
+from runners.router.messages import LATEST, TickPick
 from runners.router.migration_feed import MigrationFeed
 from runners.router.policies.policy import Draft
 from runners.router.response_facts import Usage, read_usage
-from runners.router.spec import LATEST, TickPick
 from runners.router.transfer.movement import Movement
 
 SETTLE_S = 0.4

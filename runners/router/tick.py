@@ -5,8 +5,8 @@ from __future__ import annotations
 from runners.router.cluster import Cluster
 from runners.router.counts import Counts
 from runners.router.ledger import Ledger
+from runners.router.messages import RouterTick, TickInstance
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import RouterTick, TickInstance
 
 
 def make_tick(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from results.records.router_spec import Limits
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher
 from runners.router.failure import Failure
 from runners.router.health import Health
-from runners.router.spec import Limits
 from runners.router.transfer.movement import KvTransport
 
 

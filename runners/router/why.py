@@ -39,7 +39,7 @@ def why_not(candidate: Candidate, decision: Decision) -> str:
     index = next((number for number, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
     if index is None:
         return "equal in everything, and later by name"
-    key = decision.keys[index] if index < len(decision.keys) else f"score place {index + 1}"
+    key = decision.keys[index] if index < len(decision.keys) else f"score {index + 1}"
     words = SCORE_KEYS.get(key, key.replace("_", " "))
     against = f"{words} {candidate.score[index]:g} against {chosen.score[index]:g}"
     if candidate.score < chosen.score:

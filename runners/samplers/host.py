@@ -15,7 +15,7 @@ from results.records.host import HEADER
 from runners.samplers.cell_sampler import CellSampler
 
 WORK_ITEMS = 5000
-"""Of the fixed piece of work: about 0.1 ms, a ten-thousandth of a core."""
+"""Items of the fixed piece of work: about 0.1 ms, a ten-thousandth of a core."""
 PRESSURE = Path("/proc/pressure/cpu")
 log = logging.getLogger("tracon.host")
 

@@ -22,7 +22,7 @@ from state.workspace import Workspace
 
 SAMPLE_S = 0.5
 BURST_S = 0.05
-"""Of the fixed piece of work: long enough for a core that was idle to raise its clock."""
+"""Duration of the fixed piece of work: long enough for a core that was idle to raise its clock."""
 BUSY = 0.2
 """Share of all cores' time that others may take from a host at rest."""
 STOLEN = 0.02
@@ -31,8 +31,8 @@ SEARCHED_RUNS = 20
 """The newest runs that are searched for what the fixed piece of work takes: a workspace may hold hundreds."""
 SIGMA_AT_REST = (0.04, 0.12)
 SIGMA_BUSY = (0.25, 0.37)
-"""Of log TTFT p90 between launches of one config: both measured, docs/analysis.md, "Noise between launches". Of engines
-on two cores: what a busy host costs an engine on a GPU is not measured."""
+"""Sigma of log TTFT p90 between launches of one config: both measured on two cores (docs/analysis.md, "Noise between
+launches"). What a busy host costs an engine on a GPU is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
 
 
 def _time_fastest_work() -> float:
-    """Of a burst."""
+    """Time of the fastest fixed piece of work in a burst."""
     end_s, fastest_us = time.monotonic() + BURST_S, time_work()
     while time.monotonic() < end_s:
         fastest_us = min(fastest_us, time_work())
@@ -119,7 +119,7 @@ def explain_unrest(rest: HostRest, kind: Kind, usual_us: float | None = None) ->
 
 
 def _describe_cost() -> str:
-    """Of engines that share the host's cores with what keeps it busy."""
+    """What a busy host costs where engines share its cores."""
     rest_low, rest_high = SIGMA_AT_REST
     busy_low, busy_high = SIGMA_BUSY
     times = round((fmean(SIGMA_BUSY) / fmean(SIGMA_AT_REST)) ** 2)

@@ -1,49 +1,68 @@
-"""`python -m runners.simulator SPEC.json PACE` simulates one replay; ticks and, last, the outcome go to standard output
-as JSON lines. PACE: as `simulate` has it.
+"""`python -m runners.simulator` runs one simulation after another; each line of its standard input is a SimulationTask.
 
-Ends at once when its standard input, a pipe from the parent, reaches its end: the parent died, or wants it no more.
+Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. It ends at once when its
+standard input, a pipe from the parent, reaches its end: the parent died, or has no more simulations.
 """
 
 from __future__ import annotations
 
+import gc
 import os
-import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
+
+import msgspec
 
 from runners.child_process import STDIN, ChildFailure, ParentPipe, read_spec
 from runners.errors import ExitCode, RunnerError
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationLine, SimulationSpec, SimulationTick
+from runners.simulator.spec import (
+    SPEC_VERSION,
+    SimulationError,
+    SimulationLine,
+    SimulationSpec,
+    SimulationTask,
+    SimulationTick,
+)
+
+READ_BYTES = 4096
 
 
-def main(arguments: list[str]) -> int:
-    """Simulate the spec in a file; returns the exit code."""
-    if len(arguments) != 2:
-        sys.stderr.write("usage: python -m runners.simulator SPEC.json PACE\n")
-        return ExitCode.BAD_INPUT
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def main() -> NoReturn:
+    """Run simulations until standard input ends, which ends the process."""
+    lines: SimpleQueue[bytes] = SimpleQueue()
+    threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     parent = ParentPipe()
+    while True:
+        task = msgspec.json.decode(lines.get(), type=SimulationTask)
+        parent.write_line(_run_task(task, parent))
+        gc.collect()  # what a simulation leaves is in cycles, and a collection while the next one runs is rare
+
+
+def _run_task(task: SimulationTask, parent: ParentPipe) -> SimulationLine:
+    """Its last line."""
 
     def send_tick(tick: SimulationTick) -> None:
         parent.write_line(SimulationLine(tick=tick))
 
     try:
-        spec = read_spec(Path(arguments[0]), SimulationSpec, "simulation spec", SimulationError)
-        outcome = simulate(spec, send_tick, float(arguments[1]))
+        spec = read_spec(Path(task.spec), SimulationSpec, "simulation spec", SimulationError, SPEC_VERSION)
+        return SimulationLine(outcome=simulate(spec, send_tick, task.pace))
     except RunnerError as error:
-        parent.write_line(SimulationLine(failure=ChildFailure.of(error)))
-        return int(error.exit_code)
-    parent.write_line(SimulationLine(outcome=outcome))
-    return ExitCode.DONE
+        return SimulationLine(failure=ChildFailure.of(error))
 
 
-def _end_with_parent() -> None:
+def _read_lines(lines: SimpleQueue[bytes]) -> None:
     """A simulation has no event loop: a thread waits for the end of standard input."""
-    while os.read(STDIN, 4096):
-        pass
+    rest = b""
+    while read := os.read(STDIN, READ_BYTES):
+        *whole, rest = (rest + read).split(b"\n")
+        for line in whole:
+            lines.put(line)
     os._exit(ExitCode.INTERRUPTED)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

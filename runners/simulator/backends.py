@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from runners.child_process import start_child, write_spec
-from runners.simulator.spec import SimulationError, SimulationLine, SimulationOutcome, SimulationSpec, SimulationTick
+import msgspec
+
+from runners.child_process import ChildProcess, start_child, write_spec
+from runners.simulator.spec import (
+    SimulationError,
+    SimulationLine,
+    SimulationOutcome,
+    SimulationSpec,
+    SimulationTask,
+    SimulationTick,
+)
 
 LOCAL = "local"
 RAY = "ray"
@@ -30,9 +40,18 @@ class Simulations(Protocol):
         Cancelling this coroutine ends the simulation. Raises SimulationError where nothing was simulated.
         """
 
+    async def close(self) -> None:
+        """Release what waits for a further simulation. One may run after it."""
+
 
 class LocalSimulations:
-    """A process of this host for each, as many at once as it has cores."""
+    """Processes of this host, as many at once as it has cores; each runs one simulation after another.
+
+    To start one takes as long as some 700 turns.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[ChildProcess[SimulationLine]] = []
 
     def count_room(self) -> int:
         return len(os.sched_getaffinity(0))
@@ -42,15 +61,30 @@ class LocalSimulations:
     ) -> SimulationOutcome:
         """As `Simulations.run`. `pace`: as `simulate` has it."""
         write_spec(path, spec, SimulationError)
-        arguments = (str(path), f"{pace!r}")
-        child = await start_child("runners.simulator", *arguments, line_type=SimulationLine, end_grace_s=END_GRACE_S)
+        child = await self._take_process()
+        line: SimulationLine | None = None
         try:
+            await child.send_line(msgspec.json.encode(SimulationTask(str(path), pace)))
             line = await child.follow_ticks(on_tick)
         finally:
+            if line is None or line.outcome is None:
+                await child.end()
+        if line is None or line.outcome is None:
+            raise child.make_error(line, "the simulation ended with no outcome", SimulationError)
+        self._idle.append(child)
+        return line.outcome
+
+    async def _take_process(self) -> ChildProcess[SimulationLine]:
+        while self._idle:
+            child = self._idle.pop()
+            if child.alive:
+                return child
             await child.end()
-        if line is not None and line.outcome is not None:
-            return line.outcome
-        raise child.make_error(line, "the simulation ended with no outcome", SimulationError)
+        return await start_child("runners.simulator", line_type=SimulationLine, end_grace_s=END_GRACE_S)
+
+    async def close(self) -> None:
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(child.end() for child in idle))
 
 
 def is_backend(where: str) -> bool:

@@ -33,7 +33,7 @@ from runners.samplers.engine_counters import read_baseline_shape
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
-from runners.simulator.gates import LoadErrors
+from runners.simulator.gates import HeldOutCell, LoadErrors
 from runners.simulator.job import Job
 from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
 
@@ -61,7 +61,7 @@ SETTINGS: Mapping[str, str] = {
     "max_sequences": "max_num_seqs",
     "async_scheduling": "async_scheduling",
 }
-"""Of an engine model, and vLLM's setting that each is."""
+"""Fields of an engine model, and vLLM's setting that each is."""
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILE = 0.9
 
@@ -73,6 +73,8 @@ class Cell:
     record: CellRecord
     requests: pd.DataFrame
     steps: pd.DataFrame
+    launch: str = ""
+    """Of its engine, with the run's name; empty = not stated."""
 
     @property
     def load(self) -> tuple[float, int, int]:
@@ -104,7 +106,9 @@ class CellComparison:
     """A cell of its load is steeper than STEEP."""
     repetition: str = ""
     """The cell of the same load and trial in an independent launch of the same engine; empty = all cells of its load
-    repeat it."""
+    in other launches repeat it."""
+    launch: str = ""
+    """As of its Cell."""
 
     def error(self, metric: str) -> float | None:
         """Simulated over measured, less 1."""
@@ -115,7 +119,8 @@ class CellComparison:
         """Whether the difference between the two is that of a real run to its own repetition."""
         if other.repetition:
             return self.cell == other.repetition
-        return self is not other and self.load == other.load
+        same_launch = bool(self.launch) and self.launch == other.launch
+        return self is not other and self.load == other.load and not same_launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ class Calibration:
     """Coefficients that are 0 because the steps do not tell their kind of work apart from others."""
 
     def list_loads(self, metric: str, *, near_saturation: bool = False) -> dict[tuple[float, int, int], LoadErrors]:
-        """Of the cells that did not give the fit, by load: those near saturation, or the others."""
+        """Errors of the cells that did not give the fit, by load: those near saturation, or the others."""
         held_out: dict[tuple[float, int, int], list[CellComparison]] = {}
         for cell in self.cells:
             if not cell.fitted and cell.near_saturation == near_saturation and cell.error(metric) is not None:
@@ -139,9 +144,12 @@ class Calibration:
         return {load: self._compare_load(cells, metric) for load, cells in held_out.items()}
 
     def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
-        errors = [error for cell in held_out if (error := cell.error(metric)) is not None]
-        repeats = [self._list_repeats_of(cell, metric) for cell in held_out]
-        return LoadErrors(tuple(errors), tuple(statistics.fmean(each) for each in repeats if each))
+        cells = []
+        for cell in held_out:
+            repeats, error = self._list_repeats_of(cell, metric), cell.error(metric)
+            repetition = statistics.fmean(repeats) if repeats else None
+            cells += [] if error is None else [HeldOutCell(cell.launch, error, repetition)]
+        return LoadErrors(tuple(cells))
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
         first = cell.measured[metric]
@@ -250,15 +258,15 @@ def fit_steps(work: BusySteps) -> tuple[StepTime, int, float]:
 
 def list_told_apart(rows: np.ndarray) -> list[int]:
     """The columns, from the left, that are no combination of those before them to within ALIKE of their length."""
-    kept: list[int] = []
+    columns: list[int] = []
     directions: list[np.ndarray] = []
     for column in range(rows.shape[1]):
         values = rows[:, column]
         rest = values - sum((direction * (direction @ values) for direction in directions), np.zeros_like(values))
         if np.linalg.norm(rest) > ALIKE * np.linalg.norm(values):
-            kept.append(column)
+            columns.append(column)
             directions.append(rest / np.linalg.norm(rest))
-    return kept
+    return columns
 
 
 def _fit_mean(rows: np.ndarray, step_s: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -342,7 +350,10 @@ def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, 
         for name in COMPARED
         if (before := simulated[name]) and (after := later[name]) is not None
     ]
-    return CellComparison(cell.record.cell, fitted, cell.load, measured, simulated, max(steepness, default=None))
+    steepest = max(steepness, default=None)
+    return CellComparison(
+        cell.record.cell, fitted, cell.load, measured, simulated, steepest, launch=cell.launch
+    )  # fmt: skip
 
 
 def _simulate_p90s(cell: Cell, model: EngineModel, residuals: Sequence[float]) -> dict[str, float | None]:
@@ -366,12 +377,15 @@ def _percentile(samples: np.ndarray) -> float | None:
 
 
 def read_cells(run: Path, config: str) -> Iterator[Cell]:
-    """The run's cells of this config that have requests and steps."""
+    """The run's cells of this config that have requests and steps, and whose client kept its schedule."""
     for path, record in _read_records(run, config):
         requests = read_requests(beside_cell(path, "requests")).frame
         steps = read_steps(beside_cell(path, "engine_step")).frame
-        if requests is not None and steps is not None:
-            yield Cell(record, requests, steps_in_window(steps, record))
+        if requests is None or steps is None or record.fidelity.get("degraded"):
+            continue
+        instance = record.instance.get("instance")
+        launch = f"{run.name}/{instance}" if instance else ""
+        yield Cell(record, requests, steps_in_window(steps, record), launch)
 
 
 def _read_records(run: Path, config: str) -> Iterator[tuple[Path, CellRecord]]:

@@ -31,6 +31,7 @@ from results.routing.metrics import metric_named
 from results.routing.read import load_cells
 from results.routing.summary import summary_of
 from results.statistics.judgement import Judgement, Outcome
+from results.statistics.p_values import state_p
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
 from runners.simulator.gates import (
@@ -49,9 +50,9 @@ from runners.simulator.logged_run import CellParity, compare_run
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
 TOKEN_TIME = percentile_name("tpot_s", "p50")
 CONFIG = "plain"
-"""Of connector-tax: one engine without a connector."""
+"""Config of connector-tax: one engine without a connector."""
 FEWEST_DECISIONS = 100
-"""Of which parity may hold: our number. If one of 30 decisions differed, 100 would miss it in 3 of 100 cases."""
+"""Decisions from which parity may hold: our number. If one of 30 differed, 100 would miss it in 3 of 100 cases."""
 NO_LOAD = frozenset({"seed", "source", "format", "per_trial"})
 """Settings of a trace that make no load of their own: the file's name is in the load's."""
 
@@ -66,18 +67,21 @@ class Check:
     contention: tuple[Contention, ...]
     simulated: Mapping[str, str]
     """Folder of each simulated run, with the digest of its cells before they were judged."""
+    hosts: tuple[str, ...] = ()
+    """Whether the hosts of the runs that judge the calibration were at rest, in sentences."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A sentence for each pair of policies that turns round, and for each load under which engines shared cores."""
-        return (*self._describe_flips(), *self._describe_contention())
+        """Sentences for each pair of policies that turns round, for each load under which engines shared cores, and for
+        the hosts."""
+        return (*self._describe_flips(), *self._describe_contention(), *self.hosts)
 
     def _describe_flips(self) -> Iterator[str]:
         for rank in self.ranks:
             for flip in rank.flips:
                 yield (
                     f"{metric_named(rank.metric).title}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
-                    f"(p = {flip.p_value:.2g}), and not in simulated ones."
+                    f"({state_p(flip.p_value)}), and not in simulated ones."
                 )
 
     def _describe_contention(self) -> Iterator[str]:
@@ -121,7 +125,8 @@ def check_runs(runs: Sequence[Path]) -> Check:
         judge_apc(loads["apc"]),
         *(rank.judgement for rank in ranks),
     )
-    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests)
+    hosts = tuple(f"{run.name}: {note}" for run in runs if run.name in fits for note in facts[run].host_notes)
+    return Check(gates, parity, ranks, measure_contention(loads[TOKEN_TIME]), digests, hosts)
 
 
 class _Grid(msgspec.Struct, frozen=True):
@@ -229,13 +234,7 @@ def _join_loads(calibrations: Sequence[Calibration], series: str, *, near_satura
     for one in calibrations:
         for load, own in one.list_loads(series, near_saturation=near_saturation).items():
             parts.setdefault(load, []).append(own)
-    return [
-        LoadErrors(
-            tuple(error for own in alike for error in own.errors),
-            tuple(repeat for own in alike for repeat in own.repeats),
-        )
-        for alike in parts.values()
-    ]
+    return [LoadErrors(tuple(cell for own in alike for cell in own.cells)) for alike in parts.values()]
 
 
 _Policies = defaultdict[str, dict[int, float]]

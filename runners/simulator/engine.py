@@ -108,7 +108,7 @@ class Engine:
         self._slowdown = 1.0
         """By how much these steps take longer because of other engines."""
         self._work = StepWork(0, 0.0, 0, 0)
-        """Of the first of them."""
+        """Work of the first of them."""
 
     @property
     def running(self) -> int:
@@ -204,7 +204,7 @@ class Engine:
         self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
-        """Of the batch as it is scheduled."""
+        """Work of the batch as it is scheduled."""
         decode_sequences = decode_context = prefill_tokens = 0
         attended = 0.0
         for job, new in self._batch:

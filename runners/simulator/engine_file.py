@@ -22,7 +22,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abort_s: float = 480.0
     """An engine frees blocks that no other has pulled after it (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
     failure_share: float = 0.0
-    """Of transfers: no KV comes. The router tries again, or has the target compute."""
+    """Share of transfers: no KV comes. The router tries again, or has the target compute."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bytes_per_s > 0):
@@ -46,7 +46,7 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: tuple[str, ...] = ()
     """Where each number comes from."""
     residuals: tuple[tuple[float, ...], ...] = ()
-    """Of each cell that gave the fit: what its steps took over what the model gives them, in their order. Used where a
+    """For each cell that gave the fit: what its steps took over what the model gives them, in their order. Used where a
     simulation asks."""
     link: Link | None = None
     """None = no KV can be moved."""

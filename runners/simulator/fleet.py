@@ -8,6 +8,7 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.router_spec import HealthRules
 from results.records.samples import PromptCounters
 from results.records.turns import EngineSample
 from runners.router.cluster import Cluster, Member
@@ -16,13 +17,13 @@ from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.health import Health
 from runners.router.ledger import Ledger, RecordLog
+from runners.router.messages import RouterOutcome
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, RouterOutcome
 from runners.router.traffic import Traffic
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
@@ -64,7 +65,7 @@ class Fleet:
             for name, model in spec.models.items()
         }
         self.keys: dict[str, tuple[int, ...]] = {}
-        """Of the requests in flight."""
+        """Keys of the requests in flight."""
         specs = {one.instance: one for one in router.instances}
         capacities = {name: model.kv_capacity_tokens for name, model in spec.models.items()}
         members = [Member(name, "", one.role, capacities[name], block) for name, one in specs.items()]

@@ -1,14 +1,16 @@
 """What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
 
 Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing.
-Calibration and APC are decided by intervals: over loads with cells that were held out of the fit, and over trials.
+Calibration and APC are decided by intervals: over the loads and launches of cells that were held out of the fit, and
+over trials.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -19,7 +21,7 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.metrics import metric_named
 from results.statistics.blocks import Together
-from results.statistics.estimates import DRAWS, LEVEL, bound_draws
+from results.statistics.estimates import DRAWS, LEVEL, bound_draws, student_quantile
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point
 from results.statistics.pairwise import judge_against_best
@@ -52,7 +54,7 @@ class LoadValues:
         return tuple(policy for policy in self.real if self.real[policy] and self.simulated.get(policy))
 
     def take_logarithms(self) -> LoadValues:
-        """Of times; what is not above 0 is left out."""
+        """Logarithms of times; what is not above 0 is left out."""
         real, simulated = (
             {
                 policy: {trial: math.log(value) for trial, value in trials.items() if value > 0}
@@ -64,30 +66,51 @@ class LoadValues:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOutCell:
+    """One metric of a real cell that gave no fit, held against its simulation."""
+
+    launch: str
+    """Of the engine that it was measured on, by a name that no launch of another run has."""
+    error: float
+    """Simulated over measured, less 1."""
+    repetition: float | None = None
+    """Mean absolute error of its real repetitions against it; None = it has none."""
+
+    @property
+    def log_ratio(self) -> float:
+        """Of simulated over measured: noise of a real cell moves the mean of `error` up, and not that of this."""
+        return math.log1p(self.error)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadErrors:
     """The cells of one load that gave no fit.
 
     They are one sample: what the model misses of a load, it misses in each of its cells.
     """
 
-    errors: tuple[float, ...]
-    """Simulated over measured less 1, of each cell; at least one."""
-    repeats: tuple[float, ...] = ()
-    """Of each cell that has repetitions: the mean absolute error of the other real cells of its load against it."""
+    cells: tuple[HeldOutCell, ...]
+    """At least one."""
+
+    @property
+    def repeated(self) -> tuple[HeldOutCell, ...]:
+        """Those that have a repetition."""
+        return tuple(cell for cell in self.cells if cell.repetition is not None)
 
     @property
     def bias(self) -> float:
-        return statistics.fmean(self.errors)
+        """The geometric mean of simulated over measured, less 1."""
+        return math.expm1(statistics.fmean(cell.log_ratio for cell in self.cells))
 
     @property
     def size(self) -> float:
         """The mean absolute error."""
-        return statistics.fmean(map(abs, self.errors))
+        return statistics.fmean(abs(cell.error) for cell in self.cells)
 
     @property
     def repetition(self) -> float:
         """As `size`, of a real cell. Raises StatisticsError for a load that was measured once."""
-        return statistics.fmean(self.repeats)
+        return statistics.fmean(cell.repetition for cell in self.cells if cell.repetition is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +126,7 @@ class Contention:
     """Real over simulated mean over the trials, the geometric mean over the policies."""
     lowest: float
     highest: float
-    """Of any policy."""
+    """The highest ratio of any policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +138,7 @@ class Flip:
     """By the real runs."""
     higher: str
     p_value: float
-    """Of the real runs: of every two policies under every load at once."""
+    """p in the real runs, over every two policies under every load at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +150,7 @@ class Rank:
     policies: int
     """The fewest of any load."""
     pairs: int
-    """Of two policies under one load."""
+    """Pairs of two policies under one load."""
     told_apart: int
     """By the real runs."""
     flips: tuple[Flip, ...]
@@ -149,14 +172,16 @@ class Rank:
         )
         if self.reason:
             return Judgement(name, claim, rule, Outcome.OPEN, self.reason)
-        kept = self.told_apart - len(self.flips)
+        agreeing = self.told_apart - len(self.flips)
         interval = f"{self.tau:.2f} [{self.tau_low:.2f}, {self.tau_high:.2f}]"
-        text = f"{kept} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
+        text = (
+            f"{agreeing} of {self.told_apart} pairs that real runs tell apart keep their sign; Kendall's tau {interval}"
+        )
         return Judgement(name, claim, rule, held(not self.flips), text)
 
 
 def held(holds: bool) -> Outcome:
-    """Of a gate that was judged."""
+    """Outcome of a gate that was judged."""
     return Outcome.HOLDS if holds else Outcome.FAILS
 
 
@@ -171,17 +196,20 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
     rule = (
         "over the loads that are not near saturation, each the mean of its cells, the whole interval of the bias is "
         f"within {format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its "
-        f"own repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond"
+        f"own repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond. "
+        "The intervals hold what varies between loads and between launches"
     )
-    apart, repeated = _describe_apart(near_saturation), [one for one in loads if one.repeats]
+    apart, repeated = _describe_apart(near_saturation), [one for one in loads if one.repeated]
     if not repeated:
         lacking = _name_lacking(loads, near_saturation)
         text = f"{lacking}: there is nothing to hold the error against{apart}"
         return Judgement(name, claim, rule, Outcome.OPEN, text)
-    size, repetition = _average([one.size for one in loads]), _average([one.repetition for one in repeated])
-    bias, excess = _average([one.bias for one in loads]), _average([one.size - one.repetition for one in repeated])
+    bias = _average([_take_values(one.cells, lambda cell: cell.log_ratio) for one in loads]).transform(math.expm1)
+    size = _average([_take_values(one.cells, lambda cell: abs(cell.error)) for one in loads])
+    repetition = _average([_take_values(one.repeated, lambda cell: cell.repetition or 0.0) for one in repeated])
+    excess = _average([_take_values(one.repeated, _exceed_repetition) for one in repeated])
     limits = ((bias, -BIAS_LIMIT, BIAS_LIMIT), (excess, -math.inf, MAPE_ABOVE_REPETITION))
-    why = _why_no_verdict(len(loads), len(repeated))
+    why = _why_no_verdict(loads, repeated)
     outcome = Outcome.UNDECIDED if why else _join_outcomes([_hold_against(*one) for one in limits])
     why = why or "; ".join(dict.fromkeys(one.reason for one in (bias, excess) if one.reason))
     text = (
@@ -202,30 +230,81 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
     )
 
 
+_LaunchValue = tuple[str, float]
+"""The launch of a cell, and a number of that cell."""
+
+
+def _take_values(cells: Iterable[HeldOutCell], take: Callable[[HeldOutCell], float]) -> list[_LaunchValue]:
+    return [(cell.launch, take(cell)) for cell in cells]
+
+
+def _exceed_repetition(cell: HeldOutCell) -> float:
+    """By how much its error is above that of its repetitions, which it has."""
+    return abs(cell.error) - (cell.repetition or 0.0)
+
+
 def _name_lacking(loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErrors]) -> str:
     """Why no load that may be judged has a repetition."""
     if not loads:
         return "every held-out load is near saturation" if near_saturation else "no cell was held out of the fit"
-    twice = any(one.repeats for one in near_saturation)
+    twice = any(one.repeated for one in near_saturation)
     return "every load that was measured twice is near saturation" if twice else "no load was measured twice"
 
 
-def _average(values: Sequence[float]) -> Estimate:
-    """The mean over loads, with an interval from MIN_PAIRED loads on."""
-    over = f"over {format_count(len(values), 'load', 'loads')}"
-    return replace(estimate(_as_measured(dict(enumerate(values)))), basis=over)
+def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
+    """The mean over loads, each the mean of its cells, with an interval from MIN_PAIRED loads and launches on.
+
+    A launch that is faster than others is so under every load: means of loads do not show that spread. The interval
+    adds the two as independent, each by Student's t, and counts the noise of a cell in both.
+    """
+    means = [statistics.fmean(value for _, value in own) for own in loads]
+    over_loads = estimate(_as_measured(dict(enumerate(means))))
+    launches, half = _spread_of_launches(loads, means)
+    over = f"over {format_count(len(loads), 'load', 'loads')} and {format_count(launches, 'launch', 'launches')}"
+    if over_loads.value is None or over_loads.low is None or over_loads.high is None:
+        return replace(over_loads, basis=over)
+    if half is None:
+        reason = f"{format_count(launches, 'launch', 'launches')}: an interval needs {MIN_PAIRED}"
+        return replace(over_loads, low=None, high=None, reason=reason, basis=over)
+    low = over_loads.value - math.hypot(over_loads.value - over_loads.low, half)
+    high = over_loads.value + math.hypot(over_loads.high - over_loads.value, half)
+    return replace(over_loads, low=low, high=high, basis=over)
+
+
+def _spread_of_launches(loads: Sequence[Sequence[_LaunchValue]], means: Sequence[float]) -> tuple[int, float | None]:
+    """The number of launches, and half the width of the interval that their spread alone gives the mean over loads;
+    None below MIN_PAIRED of them. `means`: of each load.
+
+    A launch's effect is its mean deviation from the means of its loads. Its weight is its share of the mean.
+    """
+    deviations: defaultdict[str, list[float]] = defaultdict(list)
+    weights: defaultdict[str, float] = defaultdict(float)
+    for own, mean in zip(loads, means, strict=True):
+        for launch, value in own:
+            deviations[launch].append(value - mean)
+            weights[launch] += 1 / (len(own) * len(loads))
+    count = len(deviations)
+    if count < MIN_PAIRED:
+        return count, None
+    spread = statistics.stdev(statistics.fmean(own) for own in deviations.values())
+    error = spread * math.sqrt(math.fsum(weight**2 for weight in weights.values()))
+    return count, student_quantile(count - 1) * error
 
 
 def _count_loads(loads: Sequence[LoadErrors]) -> str:
-    cells = format_count(sum(len(one.errors) for one in loads), "cell", "cells")
-    return f"{format_count(len(loads), 'load', 'loads')} ({cells})"
+    cells = format_count(sum(len(one.cells) for one in loads), "cell", "cells")
+    launches = format_count(len({cell.launch for one in loads for cell in one.cells}), "launch", "launches")
+    return f"{format_count(len(loads), 'load', 'loads')} ({cells} of {launches})"
 
 
-def _why_no_verdict(held_out: int, repeated: int) -> str:
-    """Too few loads to see by how much loads differ; empty where there are enough."""
-    few = [format_count(held_out, "held-out load", "held-out loads")] if held_out < MIN_PAIRED else []
-    if repeated < MIN_PAIRED:
-        few.append(f"{format_count(repeated, 'held-out load', 'held-out loads')} with a repetition")
+def _why_no_verdict(loads: Sequence[LoadErrors], repeated: Sequence[LoadErrors]) -> str:
+    """Too few loads or launches to see by how much these differ; empty where there are enough."""
+    few = [format_count(len(loads), "held-out load", "held-out loads")] if len(loads) < MIN_PAIRED else []
+    if len(repeated) < MIN_PAIRED:
+        few.append(f"{format_count(len(repeated), 'held-out load', 'held-out loads')} with a repetition")
+    launches = len({cell.launch for one in repeated for cell in one.repeated})
+    if launches < MIN_PAIRED:
+        few.append(f"{format_count(launches, 'launch', 'launches')} with a repetition")
     return f"{' and '.join(few)}, a verdict needs {MIN_PAIRED}" if few else ""
 
 
@@ -239,7 +318,7 @@ def _hold_against(measured: Estimate, least: float, most: float) -> Outcome:
 
 
 def _join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
-    """Of a rule over several intervals: all must hold, and one that fails is enough."""
+    """Outcome of a rule over several intervals: all must hold, and one that fails is enough."""
     if Outcome.FAILS in outcomes:
         return Outcome.FAILS
     return Outcome.UNDECIDED if Outcome.UNDECIDED in outcomes else Outcome.HOLDS

@@ -11,20 +11,20 @@ class Job:
     """One request at an engine. `on_first` and `on_end` are called when its first and its last token are there."""
 
     keys: Sequence[int]
-    """Of the prompt's full blocks."""
+    """Keys of the prompt's full blocks."""
     input_tokens: int
     output_tokens: int
     on_first: Callable[[], None]
     on_end: Callable[[], None]
     cached_tokens: int = 0
-    """Of the prompt, when it was first scheduled."""
+    """Prompt tokens in the engine's cache when the prompt was first scheduled."""
     preemptions: int = 0
     generated: int = 0
     computed: int = 0
     """Tokens whose KV is there, or will be at the end of this step."""
     is_cancelled: bool = False
     external_tokens: int = 0
-    """Of the prompt, what came from another engine for this request."""
+    """Prompt tokens that came from another engine for this request."""
     priority: int = 0
     """Lower = sooner, where the engine schedules by priority."""
     retains: bool = False
@@ -36,7 +36,7 @@ class Job:
     left: int = 0
     """Number of its anonymous full blocks in the pool after a preemption, where it may find them again; 0 = none."""
     number: int = 0
-    """Of its arrival at the engine."""
+    """Number of its arrival at the engine."""
     admission: int = 0
     """Number of its last admission there."""
     queued_ns: int = 0
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def tokens(self) -> int:
-        """Of the prompt and of the answer so far."""
+        """Tokens of the prompt and of the answer so far."""
         return self.input_tokens + self.generated
 
     @property

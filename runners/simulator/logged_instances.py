@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.cluster import Cluster, Member
 from runners.router.prefix_index import PrefixIndex
-from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.move_rules import Admission, MoveRules
 
 

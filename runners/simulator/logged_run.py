@@ -10,19 +10,20 @@ from typing import Any
 import msgspec
 
 from results.records.decisions import DecisionRecord, RoutedRequest
+from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, read_record
 from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, trial_layouts
-from results.records.routing_cells import RoutingConfig
-from results.records.turns import CELL_VERSION, RoutingCell, upgrade_cell_from_1
+from results.records.router_spec import TransferRules
+from results.records.routing_cells import decode_config
+from results.records.turns import CELL_UPGRADES, CELL_VERSION, RoutingCell
 from results.routing.read import read_planned_cells, read_rows
 from runners.errors import RunnerError
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.replay_plan import request_prefix
 from runners.router.policies import make_policy
 from runners.router.prefix_index import block_keys
-from runners.router.spec import TransferRules
 from runners.simulator.parity import KeysOf, LoggedRouter, Parity, compare_log
 from runners.trace.formats import read_trace
 from runners.trace.session import Trace
@@ -50,7 +51,7 @@ def compare_run(run: Path) -> tuple[CellParity, ...]:
 def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping[str, Any]]) -> CellParity | None:
     """None = it was simulated itself."""
     name = str(layout.root.relative_to(run))
-    cell = read_record(layout.cell, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
+    cell = read_record(layout.cell, RoutingCell, CELL_VERSION, CELL_UPGRADES)
     if isinstance(cell, Gap):
         return CellParity(name, "", None, cell.reason)
     if cell.simulated:
@@ -61,7 +62,7 @@ def _compare_cell(run: Path, layout: TrialLayout, settings: Mapping[str, Mapping
     try:
         events = _read_events(layout, cell)
         router = _describe_router(run, layout, cell, records[0].request, settings.get(cell.cell, {}), events)
-    except (RunnerError, OSError, *DAMAGED_JSON, KeyError, ValueError) as error:
+    except (RunnerError, OSError, UnknownVersion, *DAMAGED_JSON, KeyError, ValueError) as error:
         return CellParity(cell.cell, cell.label, None, f"{type(error).__name__}: {error}")
     return CellParity(cell.cell, cell.label, compare_log(records, router, events))
 
@@ -92,9 +93,9 @@ def _describe_router(
         why = "the engines were pre-warmed, and the run did not record with what"
     else:
         trace = read_trace(RunLayout(run).trace_of(cell.trace.get("name", "")))
-        vocabulary = msgspec.json.decode(layout.config.read_bytes(), type=RoutingConfig).model
+        vocabulary = decode_config(layout.config.read_bytes()).model
         shape = BlockShape(
-            cell.seed, trace.facts.block_tokens, trace.facts.hash_scope,
+            cell.replay_seed, trace.facts.block_tokens, trace.facts.hash_scope,
             vocabulary["vocab_low"], vocabulary["vocab_high"],
         )  # fmt: skip
         keys_of = _find_keys(trace, shape, first.block_tokens)

@@ -86,6 +86,9 @@ class RaySimulations:
             raise SimulationError(f"the task failed on the Ray cluster: {error}", remedy=INSTALL) from error
         return take_end(RemoteEnd(*end), spec)
 
+    async def close(self) -> None:
+        """Nothing: Ray ends its own processes."""
+
     def _put_trace(self, path: str) -> Any:  # noqa: ANN401  # a reference of Ray's
         if path not in self._traces:
             self._traces[path] = self._ray.put(Path(path).read_bytes())

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import TransferRules
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request, Reservation
@@ -26,7 +27,6 @@ from runners.router.ledger import Ledger, Pick
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import TransferRules
 from runners.simulator.clock import START_NS, SimulatedClock
 from runners.simulator.fleet import DecisionFile
 from runners.simulator.logged_instances import LoggedInstances
@@ -36,7 +36,7 @@ UNSURE_NS = 1_000_000
 TOLERANCE_S = 0.05
 """Between two times since something: a busy host may hold a live router up between two looks at its clock."""
 SECONDS_LEFT = re.compile(r"\d+\.\d s more")
-"""Of a quarantine, in words. It is a time too, rounded to 0.1 s: one within TOLERANCE_S may read otherwise."""
+"""Remaining time of a quarantine, in words, rounded to 0.1 s: times within TOLERANCE_S may read otherwise."""
 PICKED = ("instance", "reason", "prefill", "binds", "migrate_from", "advances")
 OLD_LOG = "an event within 1 ms, and the log does not say which came first (made before version 3 of its records)"
 
@@ -46,7 +46,7 @@ KeysOf = Callable[[str], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ComparedPick:
-    """Of a pick, what is compared: what the router saw of the request and of its instances, and what it decided."""
+    """What is compared of a pick: what the router saw of the request and of its instances, and what it decided."""
 
     request: RoutedRequest
     cluster: ClusterView
@@ -164,7 +164,7 @@ class _ReplayedLog:
         )  # fmt: skip
         self._record = records[0]
         self._turns: dict[str, int] = {}
-        """Of the requests that are not over."""
+        """Turn of each request that is not over."""
         self._unsure_until_ns = 0
         self._unsure = 0
         self._without_index = 0

@@ -10,14 +10,15 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from results.records.load_specs import ReplaySpec
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.driver import Counts
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
 from runners.load.replay import describe_replay, make_turn_record, session_fields
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
 from runners.load.replay_plan import PlannedTurn, ReplayPlan, request_prefix
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
 from runners.load.stream import Exchange, PendingPrefill
 from runners.simulator.clock import HeapTimer, SimulatedClock
@@ -33,7 +34,7 @@ class _SimulatedExchange(Exchange):
 
     clock: SimulatedClock
     requested_tokens: tuple[int, int]
-    """Of its prompt and of its answer."""
+    """Tokens of its prompt and of its answer."""
     timer: HeapTimer
     """Its time limit."""
     request: SimulatedRequest | None = None
@@ -252,5 +253,5 @@ class SimulatedReplay:
             realtime=False,
             inflight_max=self._inflight_max,
             **describe_replay(self.plan, self._sessions.counts, sent, wall_s, self.stop_reason),
-            fidelity=judge_fidelity(np.zeros(sent, dtype=np.int64), window, self.spec.limits),
+            fidelity=judge_fidelity(np.zeros(sent, dtype=np.int64), window, self.spec),
         )

@@ -14,6 +14,7 @@ import msgspec
 
 from results.records.turns import EngineSample
 from runners.load.recent_latencies import LIVE_WINDOW_S
+from runners.load.replay_plan import read_pace
 from runners.router.policies import make_policy
 from runners.router.tick import make_tick
 from runners.simulator.clock import SimulatedClock
@@ -24,7 +25,7 @@ from runners.simulator.workload import Workload, make_workload
 from runners.trace.formats import open_trace
 
 TICK_S = 1.0
-"""Of the host's time."""
+"""By the host's clock."""
 GARBAGE_EVERY = 50_000
 """Objects more than before, from which on Python looks for cycles; its own 700 cost a tenth of a simulation's time."""
 
@@ -50,7 +51,7 @@ def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pa
     its blocks are not those of the spec or it holds no turn.
     """
     policy = make_policy(spec.router.policy, spec.router.parameters)
-    workload = make_workload(*open_trace(spec.replay.trace_path), spec.replay.pace)
+    workload = make_workload(*open_trace(spec.replay.trace_path), read_pace(spec.replay))
     block = workload.facts.block_tokens
     if not workload.plan.turns:
         raise SimulationError(f"{spec.replay.trace_path} holds no turn", remedy="give a trace with a request")

@@ -9,14 +9,18 @@ from collections.abc import Mapping
 
 import msgspec
 
+from results.records.load_specs import ReplaySpec
+from results.records.router_spec import RouterSpec
 from results.records.samples import PromptCounters
 from results.records.turns import EngineSample
 from runners.child_process import ChildLine
 from runners.errors import RunnerError
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.router.spec import RouterOutcome, RouterSpec, RouterTick
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
+from runners.router.messages import RouterOutcome, RouterTick
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link
+
+SPEC_VERSION = 1
 
 
 class SimulationError(RunnerError):
@@ -49,6 +53,15 @@ class SimulationSpec(msgspec.Struct, frozen=True):
     prewarm_tokens: int = 0
     """Every engine computes as many tokens of the trace's common prefix before the replay (specs/load_floor.md, Q2.E);
     0 = none. A live router's `prewarm` names tokens, which simulated prompts do not have."""
+
+
+class SimulationTask(msgspec.Struct, frozen=True):
+    """One line of the standard input of a simulation's process."""
+
+    spec: str
+    """The file of a SimulationSpec."""
+    pace: float = 0.0
+    """As `simulate` has it."""
 
 
 class SimulationTick(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ class StepNoise:
         self._sigma = sigma
         self._random = np.random.Generator(np.random.PCG64(int.from_bytes(sha256(seed.encode()).digest())))
         self._sums = [0.0]
-        """Of all factors drawn before each step: of those that are still needed, and maybe of some before them."""
+        """Sums of all factors drawn before each step that is still needed, and maybe before some earlier ones."""
         self._next = 0
         """Index of the next step's."""
 

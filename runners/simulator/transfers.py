@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from results.records.decisions import KvTransfer
+from results.records.router_spec import InstanceSpec, TransferRules
 from runners.router.driver import Timer
-from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.simulator.clock import SimulatedClock

@@ -10,13 +10,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from results.records.trace_lines import Turn
 from results.traces.prefix_keys import known_depth, prefix_keys_of_each
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
 from runners.trace.common_prefix import follow_majority
-from runners.trace.session import Session, Trace, TraceFacts, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 
 Numbers = npt.NDArray[np.int64]
 WORDS_AT_ONCE = 1 << 16
@@ -29,7 +31,7 @@ class BlockKeys:
     block and all before it."""
 
     keys: npt.NDArray[np.uint32]
-    """Of all turns, one after another; above 0."""
+    """Keys of all turns, one after another; above 0."""
     bounds: Numbers
     """Turn i has keys[bounds[i]:bounds[i + 1]]."""
 
@@ -94,9 +96,7 @@ def _make_words(prompts: Sequence[tuple[int, ...]]) -> bytes:
 
 
 def _strip_turn(turn: Turn) -> Turn:
-    return Turn(
-        turn.agent, turn.turn, turn.arrival_s, turn.think_s, turn.input_tokens, turn.output_tokens, (), turn.after
-    )
+    return msgspec.structs.replace(turn, hashes=())
 
 
 def _number_words(words: Numbers) -> npt.NDArray[np.uint32]:

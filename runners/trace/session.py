@@ -1,4 +1,4 @@
-"""The internal form of a trace: sessions of turns, each with its lengths, block hashes and times, and their rules.
+"""The internal form of a trace: sessions of turns (`results.records.trace_lines.Turn`), and their rules.
 
 Whatever its file format, a turn is self-contained: `input_tokens` and `hashes` cover the whole prompt, history
 included. Two turns share a prefix exactly as far as their hashes agree from the start.
@@ -17,9 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-MAIN = ""
-"""The agent of a session's own turns; sub-agents have a name."""
-MAX_HASH = (1 << 63) - 1
+from results.records.trace_lines import Turn
+
 MAX_CHAINED_ID = 1 << 27
 """Larger ids are not checked for chaining; the table takes 4 bytes per id."""
 _UNSEEN, _SHIFT = 0, 2
@@ -52,26 +51,6 @@ class TraceFacts:
     """Every prompt includes its history: a replay accumulates nothing."""
     has_sessions: bool = True
     """False: the file has no sessions; each request is a session of one turn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request."""
-
-    agent: str
-    """MAIN, or the sub-agent that sent it."""
-    turn: int
-    """0-based among the turns of its agent in its session."""
-    arrival_s: float
-    """Recorded send, in seconds since the start of the trace."""
-    think_s: float | None
-    """Recorded pause from the end of the turns in `after` to the send; None = not recorded."""
-    input_tokens: int
-    output_tokens: int
-    hashes: tuple[int, ...]
-    after: tuple[int, ...] = ()
-    """Indexes in `Session.turns` of the turns that must end before this one is sent; empty = it is sent at its recorded
-    offset from the session's start."""
 
 
 @dataclass(frozen=True, slots=True)

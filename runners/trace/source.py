@@ -48,7 +48,7 @@ _EXTENDED = (
 )  # fmt: skip
 _TAR = (257, b"ustar")
 _SKIPPED_BYTES = 1 << 16
-"""Of a member that is no document, at a time."""
+"""Bytes of a member that is no document, at a time."""
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
 _END_OF_ARCHIVE = tarfile.EOFHeaderError  # type: ignore[attr-defined]
@@ -289,7 +289,7 @@ class _Archive(tarfile.TarFile):
     firstmember: tarfile.TarInfo | None
     """Until `next` has returned it; tarfile reads its header when it opens the archive."""
     _headers = 0
-    """Of the member that is being read."""
+    """Headers of the member that is being read."""
 
     def next(self) -> tarfile.TarInfo | None:
         self._headers = 0

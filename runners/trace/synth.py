@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from results.records.trace_lines import MAIN, Turn
 from runners.errors import RunnerError
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 from runners.trace.synth_shapes import RANKS, Ints, Shapes, find_shapes
 from runners.trace.synth_sharing import NO_ORIGIN, find_sharing
 from runners.trace.workload_statistics import Floats, Statistics, read_statistics

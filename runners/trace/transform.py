@@ -12,10 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
+from results.records.trace_lines import Turn
 from runners.errors import RunnerError
-from runners.trace.session import Session, Trace, TraceFacts, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 
 _DOMAIN = 0x6172_7269_7661_6C73  # "arrivals": separates this stream of random numbers from others
 
@@ -82,7 +84,7 @@ class Scaling:
         return replace(session, turns=tuple(self._scale_turn(facts, block, outputs, turn) for turn in session.turns))
 
     def _scale_turn(self, facts: TraceFacts, block: int, outputs: float, turn: Turn) -> Turn:
-        return replace(
+        return msgspec.structs.replace(
             turn,
             arrival_s=turn.arrival_s * self.time,
             think_s=None if turn.think_s is None else turn.think_s * self.time,
@@ -124,7 +126,7 @@ def limit_session(session: Session, limits: Limits) -> Session | None:
             waits.append(after)
             continue
         waits.append((len(remaining),))
-        remaining.append(replace(turn, turn=numbers[turn.agent], after=after))
+        remaining.append(msgspec.structs.replace(turn, turn=numbers[turn.agent], after=after))
         numbers[turn.agent] += 1
     return replace(session, turns=tuple(remaining)) if remaining else None
 
@@ -215,5 +217,5 @@ def _hash_name(name: str, seed: int) -> int:
 
 def _move_session(session: Session, to_s: float) -> Session:
     begin_s = session.arrival_s
-    turns = tuple(replace(turn, arrival_s=to_s + (turn.arrival_s - begin_s)) for turn in session.turns)
+    turns = tuple(msgspec.structs.replace(turn, arrival_s=to_s + (turn.arrival_s - begin_s)) for turn in session.turns)
     return replace(session, turns=turns)

@@ -32,6 +32,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from results.records.router_spec import BindingRules
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -41,7 +42,6 @@ from runners.router.server.log import RecordFile
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.sessions.shared_bindings import SharedBindings
-from runners.router.spec import BindingRules
 from tests.servers.redis_server import RedisServer
 
 NAMES = ("i0", "i1", "i2", "i3")

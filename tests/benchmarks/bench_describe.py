@@ -27,10 +27,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from results.records.trace_lines import Turn
 from results.traces.cross_session_reuse import LEAST_MEMORY_BYTES, MEMORY_BYTES
 from runners.trace.describe import describe_trace
 from runners.trace.formats import open_trace
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.session import Session, TraceFacts
 
 BLOCK_TOKENS = 16
 HEADS, HEAD_BLOCKS = 2000, 20
@@ -73,7 +74,16 @@ def _session(number: int, head: int, count: int, begin_s: float, own: int) -> Se
         begin = HEADS * HEAD_BLOCKS + (number * 64 + turn) * own
         hashes += tuple(range(begin, begin + own))
         after = (turn - 1,) if turn else ()
-        turns.append(Turn(MAIN, turn, begin_s + 20.0 * turn, None, len(hashes) * BLOCK_TOKENS, 40, hashes, after))
+        turns.append(
+            Turn(
+                turn=turn,
+                arrival_s=begin_s + 20.0 * turn,
+                input_tokens=len(hashes) * BLOCK_TOKENS,
+                output_tokens=40,
+                hashes=hashes,
+                after=after,
+            )
+        )
     return Session(f"s{number}", tuple(turns))
 
 

@@ -41,9 +41,9 @@ from launch.local import LocalBackend
 from launch.profile import Profile, load_config, load_profile
 from results.measures.latency import TPOT, TTFT
 from results.records.layout import ConfigLayout
+from results.records.load_specs import LoadSpec
 from results.records.schemas import RequestRecord
 from runners.load.process import run_load
-from runners.load.spec import LoadSpec
 from runners.samplers.rest import explain_unrest, read_rest
 from tests.launch.engines import ignore_start
 from tests.ports import own_port

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.tiny_model import write_tiny_model
-from runners.load.spec import LoadLine, LoadOutcome, LoadSpec, LoadTick
+from results.records.load_specs import LoadSpec
+from runners.load.messages import LoadLine, LoadOutcome, LoadTick
 from tests.servers.truth_server import Truth, TruthServer
 
 WARMUP_S = 1.0

@@ -4,12 +4,15 @@
                                             [--streams 10000] [--json]
 
 Two truth servers stand behind every router, which deals in turn (round robin). In every round each target meets the
-same load once per scenario, and the order of the targets rotates. What is added is a target's own overhead (the
+same load once per scenario, and the order of the targets rotates. Prompts are token ids; a scenario of texts sends
+strings instead, and one of chats sends messages, whose answers begin with the role just before the first token, as
+vLLM's do. What is added is a target's own overhead (the
 client's TTFT less the truth server's) less that of the direct connection in the same round; ratios are of the same
 round too. Machines differ and are shared: quote ratios with their spread; the spread of `direct` is the noise.
 
 `--vllm-router` names the peer's executable (or set VLLM_ROUTER; `pip install vllm-router` in an environment of its
-own); without it the peer is null, with the reason. Tracon's router keeps its decision log while it is measured.
+own); without it the peer is null, with the reason. Tracon's router keeps its decision log while it is measured. The
+output begins with the date, the commit and the host's speed, which the table in docs/router-cost.md states.
 
 `--streams N` then holds N slow streams at once through one router and counts what is lost. A stream needs two of the
 router's file descriptors: where the limit is too low for N, as many as it allows go through one router, and N through
@@ -30,7 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,10 +46,13 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.ports import free_port
+from results.records.load_specs import LoadSpec
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.load.process import run_load
-from runners.load.spec import LoadSpec
+from runners.router.messages import RouterLine
 from runners.router.server.server import DESCRIPTORS_KEPT
-from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
+from tests.benchmarks.api_load import run_api_load
+from tests.benchmarks.conditions import describe_conditions, read_conditions
 from tests.benchmarks.slow_streams import hold
 from tests.servers.truth_server import Truth, TruthServer
 
@@ -56,6 +62,8 @@ OURS, PEER, DIRECT = "tracon", "vllm-router", "direct"
 GOALS = {"added_ttft_p50_us": 0.9, "added_ttft_p99_us": 1.2, "cpu_us_per_request": 1.0, "cpu_us_per_chunk": 0.6}
 """Largest ratio to the peer."""
 GOAL_ROUNDS = 9
+PAUSE_MS = 4000.0
+"""Before each further token of a slow stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,14 @@ class Scenario:
     ttft_ms: float
     itl_ms: float
     input_tokens: int = 32
+    form: str = "ids"
+    """Of the prompts: `ids`, or one of `api_load.FORMS`."""
+
+    @property
+    def behavior(self) -> dict[str, float]:
+        """Of the truth servers."""
+        answers = {"ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms, "running": 1, "ids": 0}
+        return answers | {"chat": 1, "role_ms": self.ttft_ms} if self.form == "chat" else answers
 
 
 SCENARIOS = (
@@ -76,6 +92,8 @@ SCENARIOS = (
     Scenario("TTFT 5 ms", 32.0, 4, 5.0, 5.0),
     Scenario("TTFT 100 ms", 32.0, 4, 100.0, 5.0),
     Scenario("8k-token prompts", 16.0, 4, 20.0, 5.0, 8192),
+    Scenario("chats of 1k tokens", 64.0, 16, 20.0, 5.0, 1024, "chat"),
+    Scenario("texts of 1k tokens", 64.0, 16, 20.0, 5.0, 1024, "text"),
 )
 
 
@@ -183,7 +201,10 @@ def measure(
         token_evidence="usage",
     )
     before_s = _cpu_s(target)
-    outcome = asyncio.run(run_load(spec, lambda tick: None))
+    if scenario.form == "ids":
+        outcome = asyncio.run(run_load(spec, lambda tick: None))
+    else:
+        outcome = run_api_load(spec, scenario.form)
     cpu_s = _cpu_s(target) - before_s
     truths = {index: truth for server in servers for index, truth in server.take().items()}
     rows = msgspec.json.Decoder(dict[str, Any]).decode_lines(Path(spec.requests_path).read_bytes())
@@ -220,8 +241,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
     place = 0
     with TruthServer() as one, TruthServer() as two:
         for scenario in (scenario for scenario in SCENARIOS if options.only in scenario.name):
-            behavior = {"ttft_ms": scenario.ttft_ms, "itl_ms": scenario.itl_ms, "running": 1, "ids": 0}
-            urls = [server.url(**behavior) for server in (one, two)]
+            urls = [server.url(**scenario.behavior) for server in (one, two)]
             with contextlib.ExitStack() as stack:
                 targets = [Target(DIRECT, urls[0], ()), stack.enter_context(our_router(urls, folder))]
                 if options.vllm_router:
@@ -328,28 +348,39 @@ def _show_spread(value: tuple[float, float, float] | None, unit: str = "") -> st
     return "-" if value is None else f"{value[0]:.3g}{unit} ({value[1]:.3g} to {value[2]:.3g})"
 
 
-def streams(count: int, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Hold slow streams: as many as one router's descriptors allow, and `count` over as many routers as that takes."""
+def allow_streams() -> int:
+    """Raise the soft limit of open files to the hard one; returns the streams that it allows through one router."""
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    possible = max(1, (limit - DESCRIPTORS_KEPT) // 2)
+    return max(1, (limit - DESCRIPTORS_KEPT) // 2)
+
+
+def hold_streams(count: int, routers: int, folder: Path) -> dict[str, Any]:
+    """Hold `count` slow streams at once, spread over `routers` routers; how many were whole, and what they cost."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(TruthServer()) for _ in range(2)]
+        urls = [server.url(ttft_ms=500, itl_ms=PAUSE_MS, ids=0) for server in servers]
+        targets = []
+        for place in range(routers):
+            own = folder / f"router{place}"
+            own.mkdir(exist_ok=True)
+            targets.append(stack.enter_context(our_router(urls, own)))
+        held = {"routers": routers, **hold([target.url for target in targets], count)}
+        held["router_rss_mb"] = sum(_rss_mb(target) for target in targets)
+        held["router_cpu_s"] = sum(_cpu_s(target) for target in targets)
+    return held
+
+
+def streams(count: int, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Hold slow streams: as many as one router's descriptors allow, and `count` over as many routers as that takes."""
+    possible = allow_streams()
     wanted = [(min(count, possible), 1)]
     if possible < count:
         wanted.append((count, -(-count // possible)))
     held = []
     for number, routers in wanted:
         say(f"{number} streams over {routers} router(s)")
-        with contextlib.ExitStack() as stack:
-            servers = [stack.enter_context(TruthServer()) for _ in range(2)]
-            urls = [server.url(ttft_ms=500, itl_ms=4000, ids=0) for server in servers]
-            targets = []
-            for place in range(routers):
-                own = folder / f"router{place}"
-                own.mkdir(exist_ok=True)
-                targets.append(stack.enter_context(our_router(urls, own)))
-            held.append({"routers": routers, **hold([target.url for target in targets], number)})
-            held[-1]["router_rss_mb"] = sum(_rss_mb(target) for target in targets)
-            held[-1]["router_cpu_s"] = sum(_cpu_s(target) for target in targets)
+        held.append(hold_streams(number, routers, folder))
     return held
 
 
@@ -365,13 +396,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    conditions = read_conditions()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         figures_by_scenario = bench(options, folder) if options.rounds else {}
         held = streams(options.streams, folder, lambda text: print(text, file=sys.stderr)) if options.streams else []
     reason = "" if options.vllm_router else "no vllm-router: give --vllm-router or VLLM_ROUTER"
     made = {
-        "load_average": os.getloadavg(),
+        "conditions": asdict(conditions),
         "realtime": options.realtime,
         "peer_missing": reason or None,
         "scenarios": {name: summary(rounds) for name, rounds in figures_by_scenario.items()},
@@ -381,6 +413,7 @@ def main() -> None:
         print(json.dumps(made, indent=2))
         return
     console = Console(width=150)
+    console.print(describe_conditions(conditions))
     if figures_by_scenario:
         console.print(table(figures_by_scenario))
     if reason:

@@ -5,7 +5,13 @@
 
 A batch of requests passes the router's real parts (connections, proxy, dispatcher, pools, ledger, decision log) with
 transports that take what is written. Each stage is timed over the whole batch by the process's CPU time; the figure is
-the lowest of all batches, in microseconds per request. System calls, which cost about as much again, are not in it.
+the lowest of all batches, in microseconds per request. System calls, which cost more than all of it, are not in it.
+
+accept: the HTTP request off the client's connection; parse: what is read of its body; hash: the keys of the prompt's
+blocks; pick; connect: taking an idle connection to the instance; send: whatever else is between the body and the bytes
+to the instance, reservation included; first byte, chunk, end: of the response; log: counting and encoding the record,
+after the response. `open` is what a request pays in place of `connect` where no connection is idle: with its system
+calls, to a socket of this host. The budget holds for `BUDGET_FOR`.
 
 `--against` checks another commit out beside this one and runs both in turns, `--turns` times; the ratio is of the same
 turn. Nothing but CPU time is read, so that a busy machine widens the spread and moves the ratios little.
@@ -20,6 +26,7 @@ import asyncio
 import gc
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -30,22 +37,24 @@ from statistics import median
 from time import monotonic, process_time_ns
 from typing import Any, cast
 
+import uvloop
+
+from results.records.router_spec import HealthRules, Limits
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import LONG_BYTES, PROMPTS_LIMIT, read_facts
 from runners.router.health import Health
-from runners.router.instances.upstream import InstanceConnection, Pool
+from runners.router.instances.upstream import Caller, InstanceConnection, Pool
 from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
-from runners.router.prefix_index import PrefixIndex
+from runners.router.prefix_index import TOKEN_BYTES, PrefixIndex, byte_keys, pack_tokens
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import RecordFile
 from runners.router.server.proxy import Proxy
 from runners.router.server.serve import COLLECT_AFTER
 from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
 from runners.target import Target
@@ -54,7 +63,18 @@ BLOCK = 16
 SESSIONS = 64
 """Requests of a batch, each of a session of its own."""
 CHUNKS = 4
-STAGES = ("accept", "read", "pick", "send", "first byte", "chunk", "end", "log")
+OPENINGS = 10
+"""Batches of new connections."""
+STAGES = ("accept", "parse", "hash", "pick", "connect", "send", "first byte", "chunk", "end", "log")
+BUDGET_FOR = ("round_robin", 2, 32)
+"""Policy, instances and tokens."""
+BUDGET_WORK_US = 150.0
+"""`work_us` of the host that the budget is for."""
+BUDGET_US = {
+    "accept": 2.8, "parse": 2.3, "hash": 0.5, "pick": 3.5, "connect": 0.4, "send": 9.1, "first byte": 5.6, "chunk": 0.3,
+    "end": 4.2, "log": 7.7, "request": 37.0,
+}  # fmt: skip
+"""What a stage may take if a request is to cost no more CPU than in vllm-router: docs/router-cost.md derives it."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -84,6 +104,15 @@ class SinkTransport:
         return False
 
 
+class TakenConnection(InstanceConnection):
+    """An idle connection that sends nothing: what is left is the pool's work of taking it."""
+
+    __slots__ = ()
+
+    def send_request(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
+        """Nothing is sent."""
+
+
 class Bench:
     """The parts of one router, and the service of its client connections."""
 
@@ -111,9 +140,12 @@ class Bench:
         self.clients = [self._connect_client() for _ in range(SESSIONS)]
         for pool in self.pools.values():
             for _ in range(SESSIONS):
-                connection = InstanceConnection(pool)
-                connection.connection_made(cast(asyncio.Transport, SinkTransport()))
-                pool.give_back(connection)
+                pool.give_back(connect_sink(InstanceConnection(pool)))
+        self.taken = [connect_sink(TakenConnection(self.first_pool)) for _ in range(SESSIONS)]
+
+    @property
+    def first_pool(self) -> Pool:
+        return next(iter(self.pools.values()))
 
     def _connect_client(self) -> ClientConnection:
         client = ClientConnection(self)
@@ -130,11 +162,21 @@ class Bench:
         self.requests.append((connection, request))
 
 
-def make_requests(tokens: int, turn: int) -> list[bytes]:
-    """A request of each session as bytes; later turns begin with the earlier ones."""
+def connect_sink(connection: InstanceConnection) -> InstanceConnection:
+    connection.connection_made(cast(asyncio.Transport, SinkTransport()))
+    return connection
+
+
+def make_prompts(tokens: int, turn: int) -> list[list[int]]:
+    """A prompt of each session; later turns begin with the earlier ones."""
+    length = tokens + BLOCK * turn
+    return [[(number * 7919 + place) % 150_000 for place in range(length)] for number in range(SESSIONS)]
+
+
+def make_requests(prompts: list[list[int]], turn: int) -> list[bytes]:
+    """The requests as bytes."""
     made = []
-    for number in range(SESSIONS):
-        prompt = [(number * 7919 + place) % 150_000 for place in range(tokens + BLOCK * turn)]
+    for number, prompt in enumerate(prompts):
         body = json.dumps({"model": "m", "prompt": prompt, "max_tokens": CHUNKS, "stream": True}).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:8080\r\nauthorization: Bearer none\r\n"
@@ -170,10 +212,47 @@ def time_ns(work: Callable[[], object]) -> int:
     return process_time_ns() - start_ns
 
 
+def time_hashing(prompts: list[list[int]]) -> int:
+    packed = [pack_tokens(prompt) for prompt in prompts]
+
+    def hash_prompts() -> None:
+        for ids in packed:
+            byte_keys(ids, TOKEN_BYTES * BLOCK)
+
+    return time_ns(hash_prompts)
+
+
+def time_connecting(bench: Bench) -> int:
+    """Take a connection from a pool for each request."""
+    pool, caller = bench.first_pool, cast(Caller, None)
+    for connection in bench.taken:
+        pool.give_back(connection)
+
+    def take_connections() -> None:
+        for _ in bench.taken:
+            pool.send_request(caller, ())
+
+    return time_ns(take_connections)
+
+
+async def time_opening() -> int:
+    """Open as many connections to a socket of this host, which nothing accepts from."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * SESSIONS) as listening:
+        pool = Pool(Target("127.0.0.1", listening.getsockname()[1], "i", "i", "", tls=False), 1.0)
+        start_ns = process_time_ns()
+        for _ in range(SESSIONS):
+            await pool._open_connection()
+        spent_ns = process_time_ns() - start_ns
+        pool.close()
+        await asyncio.sleep(0)
+    return spent_ns
+
+
 async def run_batch(bench: Bench, tokens: int, turn: int) -> dict[str, int]:
     """CPU nanoseconds of each stage for one batch."""
-    raw = make_requests(tokens, turn)
-    spent: dict[str, int] = {}
+    prompts = make_prompts(tokens, turn)
+    raw = make_requests(prompts, turn)
+    spent: dict[str, int] = {"hash": time_hashing(prompts), "connect": time_connecting(bench)}
 
     def accept() -> None:
         for client, data in zip(bench.clients, raw, strict=True):
@@ -229,12 +308,15 @@ async def measure(options: argparse.Namespace) -> dict[str, float]:
         gc.set_threshold(*COLLECT_AFTER)
         batches = [await run_batch(bench, options.tokens, turn % 8) for turn in range(options.batches)]
         await log.close()
+        opening_us = min([await time_opening() for _ in range(OPENINGS)]) / SESSIONS / 1e3
     lowest = {stage: min(batch[stage] for batch in batches) / SESSIONS / 1e3 for stage in batches[0]}
-    lowest["send"] = lowest.pop("route") - lowest["read"] - lowest["pick"]
+    read_us = lowest.pop("read")
+    lowest["parse"] = read_us - lowest["hash"]
+    lowest["send"] = lowest.pop("route") - read_us - lowest["pick"] - lowest["connect"]
     request_us = sum(lowest.values())
     lowest["chunk"] /= CHUNKS - 1
     assert bench.counts.count_status("ok") == SESSIONS * options.batches, bench.counts.outcomes
-    return {stage: lowest[stage] for stage in STAGES} | {"request": request_us}
+    return {stage: lowest[stage] for stage in STAGES} | {"request": request_us, "open": opening_us}
 
 
 def make_longest_bodies() -> dict[str, bytes]:
@@ -273,6 +355,7 @@ def run_elsewhere(tree: Path, options: argparse.Namespace) -> dict[str, float]:
 
 
 def compare(options: argparse.Namespace) -> None:
+    print_conditions()
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "other"
         git = ["git", "-C", str(ROOT), "worktree"]
@@ -303,12 +386,29 @@ def main() -> None:
     if options.against:
         compare(options)
         return
-    lowest = measure_longest(options.batches) if options.longest else asyncio.run(measure(options))
+    if options.longest:
+        lowest = measure_longest(options.batches)
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            lowest = runner.run(measure(options))
     if options.json:
         print(json.dumps(lowest))
         return
+    work_us = print_conditions()
+    has_budget = not options.longest and (options.policy, options.instances, options.tokens) == BUDGET_FOR
+    scale = work_us / BUDGET_WORK_US if has_budget and work_us is not None else None
     for name, cost in lowest.items():
-        print(f"{name:28}{cost:10.1f}")
+        budget = "" if scale is None or name not in BUDGET_US else f"  of {scale * BUDGET_US[name]:.1f}"
+        print(f"{name:28}{cost:10.1f}{budget}")
+
+
+def print_conditions() -> float | None:
+    """Returns the host's `work_us`."""
+    from tests.benchmarks.conditions import describe_conditions, read_conditions  # an older tree may have none
+
+    conditions = read_conditions()
+    print(describe_conditions(conditions))
+    return conditions.work_us
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from runners.load.replay_spec import ReplaySpec
-from runners.router.spec import InstanceSpec, RouterSpec
+from results.records.load_specs import ReplaySpec
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.simulator.engine_file import read_engine
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import SimulationSpec

@@ -1,18 +1,20 @@
 """Real runs whose processes are killed, stopped and starved at random moments, and what that leaves.
 
-    python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 20] [--only 3] [--seconds 300]
-                                      [--keep FOLDER]
+    python -m tests.benchmarks.chaos [--batch 46] [--seed 1 | --next-seed] [--kind "kill run"] [--each 20] [--only 3]
+                                      [--seconds 300] [--keep FOLDER]
     python -m tests.benchmarks.chaos --table
 
 A batch is N faults drawn from its seed, in campaigns of at most `--each`: a campaign starts a run on real engines, lets
 it meet its faults as their moments come, resumes it to its end, and counts what was lost or left. Every finished
 campaign is a line of tests/chaos/journal.jsonl; the same command again, also on another day, goes on with those that
-are missing. `--only` repeats one campaign of the batch. `--table` writes the tables of docs/reliability.md from the
-journal.
+are missing, and repeats those whose last line has a defect. Where none is left it says so. `--next-seed` goes on with
+the first seed, from `--seed` on, that has a campaign left. `--only` repeats one campaign of the batch. `--table` writes
+the tables of docs/reliability.md from the journal.
 
 Two batches at once need ports of their own: `PYTEST_XDIST_WORKER=gw1` for the second, and a journal (`--journal`).
 
-`--kind take` adds another process on an engine's port, which no batch has unless it is named.
+`--kind take` is another process on an engine's port, which no batch has unless it is named. `--kind ""` names every
+kind.
 
 A fault of the disk needs a file system of its own: root, and the right to mount. Where it cannot be mounted that kind
 is left out, and the command says so.
@@ -28,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from runners.campaign.provenance import commit_of
@@ -67,8 +70,14 @@ def only_files(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if stat.S_IFMT(os.lstat(Path(folder, name)).st_mode) not in KEPT]
 
 
+def name_commit() -> str:
+    """The commit of the code that a campaign meets. The journal, which grows with each campaign, is none of it."""
+    commit = commit_of(table.ROOT, ignored=str(table.JOURNAL.relative_to(table.ROOT)))
+    return f"{(commit.sha or 'unknown')[:10]}{' and changes' if commit.reason else ''}"
+
+
 def make_entry(
-    options: argparse.Namespace, kinds: Sequence[str], script: Script, outcome: Outcome, duration_s: float
+    options: argparse.Namespace, kinds: Sequence[str], script: Script, outcome: Outcome, commit: str, duration_s: float
 ) -> table.Entry:
     met = tuple(
         table.Met(
@@ -76,7 +85,6 @@ def make_entry(
         )
         for one in outcome.met
     )
-    commit = commit_of(table.ROOT)
     return table.Entry(
         seed=options.seed,
         count=options.batch,
@@ -84,7 +92,7 @@ def make_entry(
         each=options.each,
         number=script.number,
         experiment=script.experiment,
-        commit=f"{(commit.sha or 'unknown')[:10]}{' and changes' if commit.reason else ''}",
+        commit=commit,
         t_unix_s=round(time.time(), 1),
         duration_s=round(duration_s, 1),
         met=met,
@@ -99,20 +107,45 @@ def make_entry(
     )
 
 
+def list_left(options: argparse.Namespace, kinds: Sequence[str], seed: int) -> list[Script]:
+    """The campaigns of a batch that the journal does not have, or whose newest line has a defect."""
+    entries = table.newest_lines(table.read_lines(options.journal))
+    done = {entry.key for entry in entries if not entry.findings}
+    scripts = draw_batch(seed, options.batch, kinds, options.each)
+    return [one for one in scripts if (seed, options.batch, tuple(kinds), options.each, one.number) not in done]
+
+
+def choose_seed(options: argparse.Namespace, kinds: Sequence[str]) -> int:
+    """The seed of the batch to play; a batch that is done is passed over only with `--next-seed`."""
+    first = int(options.seed)
+    return next(seed for seed in count(first) if list_left(options, kinds, seed)) if options.next_seed else first
+
+
+def choose_scripts(options: argparse.Namespace, kinds: Sequence[str]) -> list[Script]:
+    """The campaigns to play; none, with a note that says why, if the batch is done."""
+    if options.only is not None:
+        scripts = draw_batch(options.seed, options.batch, kinds, options.each)
+        return [script for script in scripts if script.number == options.only]
+    left = list_left(options, kinds, options.seed)
+    if not left:
+        note(
+            f"seed {options.seed}: every campaign of this batch is done. Begin another batch with --seed, or with "
+            "--next-seed the first that is not done; repeat a campaign with --only."
+        )
+    return left
+
+
 def run_batch(options: argparse.Namespace, kinds: Sequence[str]) -> bool:
-    """Play the campaigns that the journal does not have; whether all that were played counted nothing."""
+    """Play the campaigns that are left of the batch; whether all that were played counted nothing."""
     began_s, clean = time.monotonic(), True
-    done = {entry.key for entry in table.read_journal(options.journal)}
-    for script in draw_batch(options.seed, options.batch, kinds, options.each):
-        key = (options.seed, options.batch, tuple(kinds), options.each, script.number)
-        if script.number != options.only if options.only is not None else key in done:
-            continue
+    for script in choose_scripts(options, kinds):
         if options.seconds and time.monotonic() - began_s > options.seconds:
             note("the time is over: the same command goes on")
             break
         note(f"seed {options.seed}, campaign {script.number}: {script.experiment}, {len(script.faults)} faults")
+        commit = name_commit()  # before: the tree may change while the campaign is played
         outcome, duration_s = play_script(script, options.keep)
-        entry = make_entry(options, kinds, script, outcome, duration_s)
+        entry = make_entry(options, kinds, script, outcome, commit, duration_s)
         table.append_entry(options.journal, entry)
         for sentence in entry.findings:
             note(sentence)
@@ -127,19 +160,22 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", default=[], help="only kinds that begin so (repeatable)")
     parser.add_argument("--each", type=int, default=20, help="faults per campaign at most (default 20)")
-    parser.add_argument("--only", type=int, help="this campaign of the batch, whether the journal has it or not")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", type=int, help="this campaign of the batch, whether the journal has it or not")
+    which.add_argument("--next-seed", action="store_true", help="pass over seeds whose batch is done")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no campaign after it (0 = no limit)")
     parser.add_argument("--journal", type=Path, default=table.JOURNAL)
     parser.add_argument("--keep", type=Path, help="folder that receives the runs of a campaign with a defect")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/reliability.md, run nothing")
     options = parser.parse_args()
     if options.table:
-        tables = table.make_tables(table.read_journal(options.journal))
+        tables = table.make_tables(table.read_lines(options.journal))
         table.PAGE.write_text(table.page_with(tables, table.PAGE.read_text(encoding="utf-8")), encoding="utf-8")
         return
     kinds = [kind for kind in (*KINDS, *OTHER_KINDS) if any(map(kind.startswith, options.kind))]
     if options.kind and not kinds:
         parser.error(f"no kind begins so; there are {', '.join((*KINDS, *OTHER_KINDS))}")
+    options.seed = choose_seed(options, kinds or KINDS)
     sys.exit(0 if run_batch(options, kinds or KINDS) else 1)
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import uvloop
 
-from runners.child_process import read_spec
+from results.records.load_specs import LoadSpec
+from runners.load.messages import read_load_spec
 from runners.load.openloop import body_shape
 from runners.load.prompts import build_bodies
 from runners.load.schedule import constant_offsets_ns
-from runners.load.spec import LoadError, LoadSpec
 
 LEAD_NS = 50_000_000
 
@@ -74,7 +74,7 @@ async def _request(
 
 def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        spec = read_spec(Path(sys.argv[1]), LoadSpec, "load spec", LoadError)
+        spec = read_load_spec(Path(sys.argv[1]))
         sys.stdout.write(json.dumps(runner.run(run(spec))) + "\n")
 
 

@@ -56,19 +56,22 @@ from results.records.events import (
     StageState,
 )
 from results.records.live import LiveLatency
+from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan, StagePlan
+from results.records.router_spec import InstanceSpec, RouterSpec
+from results.records.trace_lines import MAIN, Turn
 from runners.campaign.plan import freeze_plan
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.load.replay_messages import ReplayTick
 from runners.router.counts import PREFIX
+from runners.router.messages import RouterTick
 from runners.router.server.process import RouterProcess
 from runners.router.server.server import DESCRIPTORS_KEPT
-from runners.router.spec import InstanceSpec, RouterSpec, RouterTick
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.session import Session, TraceFacts
 from state import lease as leases
 from state.store import RunStore
-from tests.benchmarks.bench_router import streams
+from tests.benchmarks.bench_router import allow_streams, hold_streams
 from tests.chaos.terminal import Console
 from tests.servers.truth_server import TruthServer
 
@@ -455,7 +458,7 @@ def main() -> None:
             trends, held = find_trends(scale, soak.samples), make_held_table(scale, soak.samples)
         if options.streams:
             made["streams_limited"] = explain_files(options.streams)
-            made["streams"] = streams(options.streams, folder, lambda text: print(text, file=sys.stderr))[0]
+            made["streams"] = hold_streams(min(options.streams, allow_streams()), 1, folder)
     print_results(made, trends, held, as_json=options.json)
 
 

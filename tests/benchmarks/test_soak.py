@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
+import sys
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
-from runners.router.spec import InstanceSpec, RouterSpec
+from tests.benchmarks import bench_router
+from tests.benchmarks.slow_streams import TOKENS
 from tests.benchmarks.soak import (
     ALLOWED,
     HOURS,
@@ -25,6 +29,7 @@ from tests.benchmarks.soak import (
     explain_files,
     find_trend,
     find_trends,
+    main,
     make_held_table,
     make_table,
     read_samples,
@@ -71,6 +76,29 @@ def test_the_streams_that_a_limit_of_open_files_allows_are_those_that_the_router
     assert f"the limit is {limit}: {held} are held." in message
     assert "ulimit -Hn" in message
     assert explain_files(held) == "" or limit < 66, "no stream fits, and the router takes one at a time"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("limit", "wanted", "held"), [(None, 200, 200), (202, 80, 69)])
+def test_slow_streams_through_one_router_all_come_whole(
+    limit: int | None, wanted: int, held: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the limit of open files allows fewer than were asked for, those are held, and the output says so."""
+
+    def set_limits(kind: int, limits: tuple[int, int]) -> None:
+        if max(limits) > (limit or 0):
+            raise ValueError("not allowed to raise maximum limit")
+
+    if limit is not None:
+        monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+        monkeypatch.setattr(resource, "setrlimit", set_limits)
+    monkeypatch.setattr(bench_router, "PAUSE_MS", 600.0)
+    monkeypatch.setattr(sys, "argv", ["soak", "--seconds", "0", "--streams", str(wanted), "--json"])
+    main()
+    made = json.loads(capsys.readouterr().out)
+    expected = {"streams": held, "open_at_once": held, "whole": held, "lost": 0, "tokens": held * TOKENS, "routers": 1}
+    assert {name: made["streams"][name] for name in expected} == expected
+    assert ("69 are held. Raise it (ulimit -Hn)" in made["streams_limited"]) == (held < wanted)
 
 
 @pytest.mark.timing

@@ -20,9 +20,9 @@ from results.records.decisions import DecisionRecord
 from results.records.errors import DAMAGED_JSON
 from results.records.events import CellChanged, CellState
 from results.records.layout import AttemptLayout, LifecycleLayout, RunLayout, TrialLayout, is_complete, spec_beside
-from results.records.turns import RoutingCell
+from results.records.load_specs import ReplaySpec
+from results.records.turns import decode_cell
 from runners.load.replay import read_plan
-from runners.load.replay_spec import ReplaySpec
 from state.store import RunStore
 from tests.chaos.turns import SentTurn, Span, Traffic, list_lost
 
@@ -170,7 +170,7 @@ def check_sessions(folder: Path, findings: Findings, starved: Sequence[Span] = (
     """
     run = RunLayout(folder)
     for record in sorted((folder / "results").glob("*/trial_*/cell.json")):
-        cell = msgspec.json.decode(record.read_bytes(), type=RoutingCell)
+        cell = decode_cell(record.read_bytes())
         layout, attempt = TrialLayout(record.parent), TrialLayout(run.attempt(cell.cell, cell.attempt))
         found = _read_replay(cell.cell, layout, attempt, run, starved, findings)
         found = replace(found, records_lost=found.records_lost + cell.router["records_lost"], is_log_closed=True)

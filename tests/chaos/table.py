@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from tests.chaos.faults import KINDS, OTHER_KINDS, WANTED
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = ROOT / "tests" / "chaos" / "journal.jsonl"
+LONG_JOURNAL = ROOT / ".tracon" / "chaos-long.jsonl"
+"""Of `make test-long`; git ignores it, so that an interrupted batch goes on and no tree is changed."""
+CHANGED = " and changes"
+"""Follows the commit of a tree with uncommitted changes."""
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- faults: made by `python -m tests.benchmarks.chaos --table` -->", "<!-- end of faults -->"
 
@@ -43,7 +48,10 @@ class Entry(msgspec.Struct, frozen=True):
     number: int
     experiment: str
     commit: str
+    """Of the tree when the campaign began, with CHANGED if it had uncommitted changes. Until 2026-11-29 the journal
+    itself counted as such a change, so that only the first campaign after a commit had none."""
     t_unix_s: float
+    """When it ended."""
     duration_s: float
     met: tuple[Met, ...]
     missed: tuple[str, ...]
@@ -62,15 +70,32 @@ class Entry(msgspec.Struct, frozen=True):
     def key(self) -> tuple[Any, ...]:
         return (self.seed, self.count, self.kinds, self.each, self.number)
 
+    @property
+    def where(self) -> str:
+        """Its date (UTC) and commit, as the tables show them."""
+        return f"{datetime.fromtimestamp(self.t_unix_s, UTC):%Y-%m-%d}, {self.commit.removesuffix(CHANGED)}"
 
-def read_journal(path: Path) -> tuple[Entry, ...]:
-    """The newest line of each campaign, in the order of their first lines. A last line that was cut is left out."""
-    newest: dict[tuple[Any, ...], Entry] = {}
+
+def read_lines(path: Path) -> tuple[Entry, ...]:
+    """Every line of a journal. A last line that was cut is left out."""
     lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for line in lines[:-1]:
-        entry = msgspec.json.decode(line, type=Entry)
-        newest[entry.key] = entry
-    return tuple(newest.values())
+    return tuple(msgspec.json.decode(line, type=Entry) for line in lines[:-1])
+
+
+def newest_lines(lines: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The newest line of each campaign, in the order of their first lines."""
+    return tuple({entry.key: entry for entry in lines}.values())
+
+
+def list_replaced(lines: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
+    """Each line with a defect whose campaign was repeated, and the next line of that campaign."""
+    replaced = []
+    for position, entry in enumerate(lines):
+        later = (line for line in lines[position + 1 :] if line.key == entry.key)
+        again = next(later, None)
+        if entry.findings and again is not None:
+            replaced.append((entry, again))
+    return replaced
 
 
 def append_entry(path: Path, entry: Entry) -> None:
@@ -81,8 +106,10 @@ def append_entry(path: Path, entry: Entry) -> None:
         file.write(msgspec.json.encode(entry) + b"\n")
 
 
-def make_tables(entries: Sequence[Entry]) -> str:
-    """Markdown: faults by kind, then what was counted over all campaigns."""
+def make_tables(journal: Sequence[Entry]) -> str:
+    """Markdown of a journal's lines: faults by kind, the campaigns by seed, what was counted over all of them, and the
+    defects of campaigns that have been repeated since."""
+    entries = newest_lines(journal)
     met = Counter(one.kind for entry in entries for one in entry.met)
     missed = Counter(kind for entry in entries for kind in entry.missed)
     lines = ["| kind of fault | done | moment never came | not run yet |", "|---|---|---|---|"]
@@ -92,19 +119,57 @@ def make_tables(entries: Sequence[Entry]) -> str:
     wanted = WANTED * len(kinds)
     left = sum(max(0, WANTED - met[kind]) for kind in kinds)
     lines.append(f"| all | {met.total()} of {wanted} | {missed.total()} | {left} |")
-    lines += ["", *_describe_campaigns(entries), "", "| counted | number |", "|---|---|"]
+    lines += ["", *_describe_campaigns(entries), "", *_make_seeds(entries)]
+    lines += ["", "| counted | number | in campaigns | first of them | last of them |", "|---|---|---|---|---|"]
     for measure, name in MEASURES.items():
-        counts = [entry.counts[measure] for entry in entries if measure in entry.counts]
-        since = "" if len(counts) == len(entries) else f" (counted in {len(counts)} of {len(entries)} campaigns)"
-        since = _describe_attempts(entries) if measure == "sessions_lost" else since
-        lines.append(f"| {name} | {sum(counts)}{since} |")
+        counting = [entry for entry in entries if measure in entry.counts]
+        lines.append(_count_row(name, sum(entry.counts[measure] for entry in counting), counting, entries))
+    audited = [entry for entry in entries if entry.attempts is not None]
+    attempts = sum(entry.attempts or 0 for entry in audited)
+    lines.append(_count_row("failed attempts searched for lost sessions too", attempts, audited, entries))
     lines += [f"- seed {entry.seed}, campaign {entry.number}: {text}" for entry in entries for text in entry.findings]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_make_replaced(journal)])
 
 
-def _describe_attempts(entries: Sequence[Entry]) -> str:
-    audited = [entry.attempts for entry in entries if entry.attempts is not None]
-    return f" ({sum(audited)} failed attempts too, in {len(audited)} of {len(entries)} campaigns)"
+def _make_seeds(entries: Sequence[Entry]) -> list[str]:
+    """The campaigns by seed: how many, when, and on which commits."""
+    lines = [
+        "| seed | campaigns | faults | first | last | commits | with uncommitted changes | searched failed attempts |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for seed in sorted({entry.seed for entry in entries}):
+        own = [entry for entry in entries if entry.seed == seed]
+        faults = sum(len(entry.met) for entry in own)
+        commits = len({entry.commit.removesuffix(CHANGED) for entry in own})
+        changed = sum(entry.commit.endswith(CHANGED) for entry in own)
+        audited = sum(entry.attempts is not None for entry in own)
+        lines.append(
+            f"| {seed} | {len(own)} | {faults} | {_show_span(own)} | {commits} | {changed} | {audited} of {len(own)} |"
+        )
+    return lines
+
+
+def _count_row(name: str, number: int, counting: Sequence[Entry], entries: Sequence[Entry]) -> str:
+    """`counting`: the campaigns that counted it."""
+    return f"| {name} | {number} | {len(counting)} of {len(entries)} | {_show_span(counting)} |"
+
+
+def _show_span(entries: Sequence[Entry]) -> str:
+    """Two cells: date and commit of the first and of the last campaign."""
+    in_time = sorted(entries, key=lambda entry: entry.t_unix_s)
+    return f"{in_time[0].where} | {in_time[-1].where}" if in_time else " | "
+
+
+def _make_replaced(journal: Sequence[Entry]) -> list[str]:
+    """The defects that the newest line of their campaign no longer has."""
+    replaced = list_replaced(journal)
+    if not replaced:
+        return []
+    lines = ["", "| seed, campaign | defect that it counted | on | repeated on |", "|---|---|---|---|"]
+    for entry, again in replaced:
+        number = f"{entry.seed}, {entry.number}"
+        lines += [f"| {number} | {text} | {entry.where} | {again.where} |" for text in entry.findings]
+    return lines
 
 
 def _describe_campaigns(entries: Sequence[Entry]) -> list[str]:

@@ -34,6 +34,7 @@ from results.records.events import (
     StageState,
 )
 from results.records.layout import sha256, write_indented_json
+from runners.campaign.provenance import Commit
 from state.model import RunView
 from tests.benchmarks import chaos
 from tests.chaos import audit, campaign, processes, table
@@ -82,7 +83,7 @@ def test_every_kind_comes_as_often_and_each_fault_meets_an_experiment_that_has_i
 
 def test_a_batch_that_is_journaled_draws_the_same_faults_again() -> None:
     """Since seed 3: those of seeds 1 and 2 were drawn in another way, one at a time."""
-    entries = [entry for entry in table.read_journal(table.JOURNAL) if entry.seed >= 3]
+    entries = [entry for entry in table.read_lines(table.JOURNAL) if entry.seed >= 3]
     assert KINDS in {entry.kinds for entry in entries}, "of a batch that named no kind"
     for entry in entries:
         scripts = draw_batch(entry.seed, entry.count, entry.kinds, entry.each)
@@ -212,7 +213,10 @@ def test_a_port_that_an_engine_has_is_not_taken() -> None:
         assert campaign.list_unused_ports(view, live) == [ended], "an engine starts there"
 
 
-@pytest.mark.parametrize(("asked", "kinds"), [([], KINDS), (["take"], (PORT,)), (["disk", "take"], (DISK, PORT))])
+@pytest.mark.parametrize(
+    ("asked", "kinds"),
+    [([], KINDS), (["take"], (PORT,)), (["disk", "take"], (DISK, PORT)), ([""], (*KINDS, PORT))],
+)
 def test_a_kind_that_older_batches_lack_comes_only_where_it_is_named(
     monkeypatch: pytest.MonkeyPatch, asked: list[str], kinds: tuple[str, ...]
 ) -> None:
@@ -243,20 +247,34 @@ def test_the_audit_is_told_when_a_router_could_not_write(monkeypatch: pytest.Mon
     assert [(end - begin) / 1e9 > 100.0 for begin, end in run.starved] == [True], "a router may have inherited it"
 
 
+def batch_options(journal: Path, *, seconds: float = 0.0, next_seed: bool = False) -> Namespace:
+    return Namespace(
+        seed=3, batch=60, each=20, only=None, next_seed=next_seed, keep=None, seconds=seconds, journal=journal
+    )
+
+
 def play_batch(
-    journal: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float = 0.0, each_s: float = 0.0
+    journal: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seconds: float = 0.0,
+    each_s: float = 0.0,
+    bad: Sequence[int] = (),
 ) -> list[int]:
-    """The campaigns that the command plays, each of which takes `each_s`."""
+    """The campaigns that the command plays, each of which takes `each_s`; those in `bad` count a defect."""
     played: list[int] = []
 
     def play(script: Script, keep: Path | None) -> tuple[Outcome, float]:
         played.append(script.number)
         time.sleep(each_s)
-        return Outcome(), 1.0
+        outcome = Outcome()
+        if script.number in bad:
+            outcome.findings.add("lost", "x")
+        return outcome, 1.0
 
     monkeypatch.setattr(chaos, "play_script", play)
-    options = Namespace(seed=3, batch=60, each=20, only=None, keep=None, seconds=seconds, journal=journal)
-    assert chaos.run_batch(options, KINDS)
+    clean = chaos.run_batch(batch_options(journal, seconds=seconds), KINDS)
+    assert clean == (not bad)
     return played
 
 
@@ -269,7 +287,52 @@ def test_a_batch_goes_on_with_the_campaigns_that_its_journal_has_not(
     numbers = [script.number for script in draw_batch(3, 60, KINDS, 20)]
     assert sessions == [numbers[:1], numbers[1:]]
     assert play_batch(journal, monkeypatch) == []
-    assert [entry.number for entry in table.read_journal(journal)] == numbers
+    assert [entry.number for entry in table.read_lines(journal)] == numbers
+
+
+def test_git_ignores_the_journal_of_make_test_long() -> None:
+    ignored = (table.ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    assert f"/{table.LONG_JOURNAL.relative_to(table.ROOT).parts[0]}/" in ignored
+
+
+def test_a_campaign_whose_last_line_has_a_defect_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = tmp_path / "journal.jsonl"
+    numbers = [script.number for script in draw_batch(3, 60, KINDS, 20)]
+    assert play_batch(journal, monkeypatch, bad=[1]) == numbers
+    assert play_batch(journal, monkeypatch) == [1]
+    assert play_batch(journal, monkeypatch) == []
+
+
+def test_a_batch_that_is_done_is_said_to_be_and_the_next_seed_begins_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = batch_options(tmp_path / "journal.jsonl", next_seed=True)
+    assert chaos.choose_seed(options, KINDS) == 3
+    play_batch(options.journal, monkeypatch, seconds=1.0, each_s=1.1)
+    assert chaos.choose_seed(options, KINDS) == 3, "interrupted: it goes on"
+    play_batch(options.journal, monkeypatch)
+    assert chaos.choose_seed(options, KINDS) == 4
+    assert chaos.choose_seed(batch_options(options.journal), KINDS) == 3, "the seed that was asked for"
+    capsys.readouterr()
+    play_batch(options.journal, monkeypatch)
+    assert "every campaign of this batch is done. Begin another batch with --seed" in capsys.readouterr().err
+
+
+def test_a_line_has_the_commit_that_the_campaign_began_on_whatever_the_journal_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def commit_of(folder: Path, *, ignored: str) -> Commit:
+        seen.append(ignored)
+        return Commit(f"{len(seen):040}", "the work tree has uncommitted changes" if len(seen) == 2 else "")
+
+    monkeypatch.setattr(chaos, "commit_of", commit_of)
+    play_batch(tmp_path / "journal.jsonl", monkeypatch)
+    entries = table.read_lines(tmp_path / "journal.jsonl")
+    assert [entry.commit for entry in entries[:2]] == ["0" * 10, "0" * 10 + " and changes"]
+    assert set(seen) == {"tests/chaos/journal.jsonl"}
+    assert all(abs(entry.t_unix_s - time.time()) < 60.0 for entry in entries)
 
 
 def measured_run(folder: Path, *, attempt: int = 1) -> Path:
@@ -369,6 +432,14 @@ def test_a_port_and_shared_memory_that_stay_are_seen() -> None:
     assert str(os.getpid()) in " ".join(findings.sentences)
 
 
+def test_a_folder_in_shared_memory_is_no_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs use /dev/shm for temporary folders too."""
+    monkeypatch.setattr(audit, "SHARED_MEMORY", tmp_path)
+    (tmp_path / "tmp_of_a_program").mkdir()
+    (tmp_path / "psm_1").touch()
+    assert audit.list_shared_memory() == {"psm_1"}
+
+
 def test_sockets_that_stay_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     findings = Findings()
@@ -414,18 +485,40 @@ def test_a_campaign_that_is_run_again_replaces_its_line_and_a_cut_line_is_left_o
     table.append_entry(journal, ENTRY)
     with journal.open("ab") as file:
         file.write(msgspec.json.encode(ENTRY)[:40])
-    assert table.read_journal(journal) == (ENTRY,)
+    assert table.read_lines(journal) == (ENTRY,)
     again = msgspec.structs.replace(ENTRY, counts={"lost": 0}, findings=())
     table.append_entry(journal, again)
-    assert table.read_journal(journal) == (again,)
+    assert table.read_lines(journal) == (ENTRY, again)
+    assert table.newest_lines((ENTRY, again)) == (again,)
+
+
+def test_the_table_keeps_what_a_repeated_campaign_had_found() -> None:
+    again = msgspec.structs.replace(ENTRY, commit="def and changes", t_unix_s=86_401.0, findings=("sockets left: y",))
+    last = msgspec.structs.replace(again, commit="fed", findings=())
+    assert "repeated on" not in table.make_tables([ENTRY])
+    tables = table.make_tables([ENTRY, again, last])
+    assert "| 1, 0 | finished cells lost: x | 1970-01-01, abc | 1970-01-02, def |" in tables
+    assert "| 1, 0 | sockets left: y | 1970-01-02, def | 1970-01-02, fed |" in tables
+    assert "- seed 1, campaign 0" not in tables, "its last line has no defect"
+
+
+def test_the_table_says_when_and_on_which_commits_each_number_was_counted() -> None:
+    later = msgspec.structs.replace(
+        ENTRY, number=1, commit="def and changes", t_unix_s=86_401.0, counts={"lost": 0, "sockets": 0}, attempts=3
+    )
+    tables, last = table.make_tables([later, ENTRY]), "1970-01-02, def"
+    assert "| 1 | 2 | 2 | 1970-01-01, abc | 1970-01-02, def | 2 | 1 | 1 of 2 |" in tables
+    assert "| finished cells lost | 1 | 2 of 2 | 1970-01-01, abc | 1970-01-02, def |" in tables
+    assert f"| sockets left | 0 | 1 of 2 | {last} | {last} |" in tables
+    assert f"| failed attempts searched for lost sessions too | 3 | 1 of 2 | {last} | {last} |" in tables
 
 
 def test_the_table_says_what_was_not_run() -> None:
     tables = table.make_tables([ENTRY])
     assert "| kill run | 1 of 50 | 0 | 49 |" in tables
     assert "| kill load | 0 of 50 | 1 | 50 |" in tables
-    assert "| finished cells lost | 1 |" in tables
-    assert "| sockets left | 0 (counted in 0 of 1 campaigns) |" in tables, "an older campaign did not count them"
+    assert "| finished cells lost | 1 | 1 of 1 |" in tables
+    assert "| sockets left | 0 | 0 of 1 |  |  |" in tables, "an older campaign did not count them"
     assert "- seed 1, campaign 0: finished cells lost: x" in tables
 
 
@@ -435,11 +528,7 @@ def test_the_table_has_the_kind_that_must_be_named_once_it_was_met() -> None:
     assert f"| {PORT} | 1 of 50 | 0 | 49 |" in table.make_tables([msgspec.structs.replace(ENTRY, met=met)])
 
 
-def test_the_table_says_in_how_many_campaigns_failed_attempts_were_audited() -> None:
-    row = "| sessions lost by the router without an error event | 0 "
-    again = msgspec.structs.replace(ENTRY, number=1, attempts=3)
-    counted = [msgspec.structs.replace(entry, counts={"sessions_lost": 0}) for entry in (ENTRY, again)]
-    assert f"{row}(3 failed attempts too, in 1 of 2 campaigns) |" in table.make_tables(counted)
+def test_a_line_without_audited_attempts_is_read() -> None:
     older = msgspec.json.encode(ENTRY).replace(b',"attempts":null', b"")
     assert msgspec.json.decode(older, type=table.Entry) == ENTRY, "an older line has no such field"
 
@@ -447,4 +536,12 @@ def test_the_table_says_in_how_many_campaigns_failed_attempts_were_audited() -> 
 def test_the_page_has_the_tables_of_the_journal() -> None:
     """`python -m tests.benchmarks.chaos --table` writes them."""
     page = table.PAGE.read_text(encoding="utf-8")
-    assert table.page_with(table.make_tables(table.read_journal(table.JOURNAL)), page) == page
+    assert table.page_with(table.make_tables(table.read_lines(table.JOURNAL)), page) == page
+
+
+def test_the_page_says_what_mended_each_defect_that_a_campaign_had_found() -> None:
+    after = table.PAGE.read_text(encoding="utf-8").partition(table.END)[2]
+    replaced = table.list_replaced(table.read_lines(table.JOURNAL))
+    rows = {f"| {entry.seed}, {entry.number} |" for entry, _ in replaced}
+    assert rows
+    assert [row for row in rows if row not in after] == []

@@ -13,11 +13,11 @@ import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from results.records.layout import RunLayout, TrialLayout, spec_beside
+from results.records.load_specs import ReplaySpec
 from results.records.schemas import RequestStatus
 from runners.load.client import Connection, LoadClient
 from runners.load.replay import read_plan
 from runners.load.replay_plan import request_prefix
-from runners.load.replay_spec import ReplaySpec
 from runners.load.stream import Exchange
 from tests.chaos import audit
 from tests.chaos.audit import Findings

@@ -13,9 +13,9 @@ from itertools import takewhile
 import msgspec
 
 from results.records.decisions import DecisionRecord
+from results.records.load_specs import ReplaySpec
 from results.records.schemas import TIMED_OUT, RequestStatus
 from runners.load.replay_plan import FROM_END, PlannedTurn, ReplayPlan, request_prefix
-from runners.load.replay_spec import ReplaySpec
 from runners.router.ledger import COUNTED_WITHIN_S
 
 LOG_LAG_S, COUNTED_LAG_S = 1.0, COUNTED_WITHIN_S + 1.0

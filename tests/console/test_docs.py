@@ -37,7 +37,7 @@ def key_lines() -> list[str]:
 
 def number_lines() -> list[str]:
     head = ["| number | unit | meaning | source | worth a second look |", "|---|---|---|---|---|"]
-    rows = ((e.label, e.term.unit, e.term.meaning, e.source, e.watch) for e in help_entries())
+    rows = ((e.label, e.term.unit, e.meaning, e.source, e.watch) for e in help_entries())
     return head + [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -66,6 +66,12 @@ def test_a_label_names_one_number_only() -> None:
     entries = [*(entry for kind in panel_kinds() for entry in kind.entries), *HEADER_ENTRIES]
     terms = {entry.label: entry.term for entry in entries}
     assert [(each.label, each.term) for each in entries if terms[each.label] != each.term] == []
+
+
+def test_a_label_that_abbreviates_a_term_is_shown_with_its_name() -> None:
+    meanings = {entry.label: entry.meaning for entry in help_entries()}
+    assert meanings["served"].startswith("effective throughput: requests that completed")
+    assert meanings["lease"].startswith("the heartbeat")
 
 
 def write() -> None:

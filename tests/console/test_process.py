@@ -117,7 +117,7 @@ ACCOMPANY = """
 import sys
 from pathlib import Path
 import typer
-from runners.cli.runs import accompany_run
+from runners.cli.accompany import accompany_run
 try:
     accompany_run(Path(sys.argv[1]), 0, detach=False, console=True, json=False)
 except typer.Exit as end:
@@ -140,7 +140,7 @@ def test_it_says_that_a_run_goes_on_when_the_console_is_closed_before_its_end(li
         terminal.read_until(lambda out: b"Phase A" in out, "the run was not drawn")
         os.write(terminal.master, b"q")
         assert terminal.drain() == ExitCode.INTERRUPTED
-    assert b"goes on" in terminal.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2]
+    assert b"continues" in terminal.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2]
 
 
 def test_ctrl_c_leaves_the_console_and_not_the_run(live_run: Path) -> None:

@@ -25,8 +25,9 @@ from launch.preflight_checks import counter, exposition
 from launch.profile import Profile, load_config, load_profile
 from results.records.decisions import DecisionRecord, Role
 from results.records.layout import ConfigLayout
+from results.records.router_spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
+from runners.router.messages import RouterTick
 from runners.router.server.process import RouterProcess
-from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, RouterTick, TransferRules
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 

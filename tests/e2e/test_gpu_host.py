@@ -22,9 +22,9 @@ from results.records.host import read_host
 from results.records.launches import LaunchRecord
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.link import LinkRecord
+from results.records.router_spec import HealthRules
 from results.records.run_folder import preflight_decisions
 from runners.experiments.gates import SHARE, SHARED_REQUESTS
-from runners.router.spec import HealthRules
 from runners.simulator.calibrate import FEWEST_STEPS
 from runners.simulator.engine_file import read_engine
 from state.store import RunStore

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
-from runners.router.spec import TransferRules
+from results.records.router_spec import TransferRules
 from tests.e2e.engine_pair import BLOCK, KEPT_S, PROFILE, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [

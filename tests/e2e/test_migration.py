@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from results.records.decisions import DecisionRecord, KvTransfer
-from runners.router.spec import InstanceSpec, TransferRules
+from results.records.router_spec import InstanceSpec, TransferRules
 from runners.router.why import explain_picks
 from tests.e2e.engine_pair import BLOCK, KEPT_S, Pair, Routed, cached, draw, ids, routed
 

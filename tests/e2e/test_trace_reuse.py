@@ -17,9 +17,10 @@ from launch.local import LocalBackend
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
 from results.records.schemas import RequestStatus
+from results.records.trace_lines import MAIN, Turn
 from runners.load.standalone_replay import ReplayOptions, ReplayReport, replay_trace
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 from tests.runners.load.traces import read_turns
@@ -66,7 +67,16 @@ def _coding(draw: np.random.Generator, start_s: float) -> Iterator[Turn]:
     def turn(agent: str, number: int, arrival_s: float, hashes: list[int], after: tuple[int, ...]) -> Turn:
         tail = int(draw.integers(0, 48))
         think = 0.01 if after else None
-        return Turn(agent, number, arrival_s, think, 48 * len(hashes) + tail, 4, tuple(hashes), after)
+        return Turn(
+            agent=agent,
+            turn=number,
+            arrival_s=arrival_s,
+            think_s=think,
+            input_tokens=48 * len(hashes) + tail,
+            output_tokens=4,
+            hashes=tuple(hashes),
+            after=after,
+        )
 
     fresh = iter(range(1, 10_000))
     history = [next(fresh) for _ in range(int(draw.integers(6, 14)))]
@@ -91,7 +101,7 @@ def conversations() -> Trace:
         shared_hashes = source[: int(draw.integers(2, len(source) + 1))]
         hashes = (*shared_hashes, *(next(fresh) for _ in range(int(draw.integers(1, 6)))))
         tokens = 80 * len(hashes) - int(draw.integers(0, 80))
-        only = Turn(MAIN, 0, number * 0.1, None, tokens, 4, hashes)
+        only = Turn(arrival_s=number * 0.1, input_tokens=tokens, output_tokens=4, hashes=hashes)
         sessions.append(Session(str(number), (only,)))
     facts = TraceFacts(
         source="conversations.jsonl", block_tokens=80, tail_rule="ceil", hash_scope="global", has_sessions=False

@@ -23,10 +23,10 @@ from launch.environment import find_engine
 from launch.instruction_sets import kernel_grants_amx, read_flags
 from launch.local import LocalBackend
 from results.records.decisions import KvTransfer, RoutedRequest
+from results.records.router_spec import TransferRules
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.server.server import EventLoop
-from runners.router.spec import TransferRules
 from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw

@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from results.records.router_spec import BindingRules
 from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import read_row
 from runners.router.sessions.shared_bindings import SharedBindings
-from runners.router.spec import BindingRules
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
 

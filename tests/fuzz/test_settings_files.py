@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from launch.errors import LaunchError
 from launch.profile import load_config, load_profile
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
 from runners.experiments.registry import experiments
 from runners.experiments.settings import parse_setting
-from runners.router.spec import InstanceSpec, RouterSpec, router_spec
+from runners.router.messages import read_router_spec
 from runners.simulator.engine_file import FOLDER as ENGINES
 from runners.simulator.engine_file import read_engine
 from tests.examples import examples
@@ -93,7 +94,7 @@ def test_a_router_spec(folder: Path, text: bytes) -> None:
     path = folder / "spec.json"
     path.write_bytes(text)
     try:
-        router_spec(path)
+        read_router_spec(path)
     except RunnerError as error:
         assert error.remedy
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from launch import doctor
-from launch.doctor import PORTS_LOOKED_AT, DoctorReport, check_libc, examine, narrow_report, to_json
+from launch.doctor import DoctorReport, examine, narrow_report, to_json
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
 from launch.errors import LaunchError
+from launch.host_checks import PORTS_LOOKED_AT, check_libc
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
 from launch.patching import apply

@@ -93,7 +93,7 @@ def test_a_host_is_what_is_left_of_it(tmp_path: Path) -> None:
 def test_the_doctor_and_the_artifacts_name_limits_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     host = Host(64, 128, 2 * GB, GB, Limits(1.5, 2 * GB, GB))
-    monkeypatch.setattr(doctor, "read_host", lambda: host)
+    monkeypatch.setattr("launch.host_checks.read_host", lambda: host)
     monkeypatch.setattr("launch.environment.read_host", lambda: host)
     rows = {row.what: row for row in doctor.examine("cpu", {}).rows}
     assert rows["memory"].state == WARN

@@ -19,9 +19,9 @@ from launch.guard import SOCKETS
 from launch.ports import LOOPBACK
 from launch.profile import config_names, load_config, profile_names
 from results.records.layout import RunLayout, write_atomic
+from results.records.router_spec import RouterSpec
 from results.records.run_folder import run_facts
 from runners.router.server.several import hold_port
-from runners.router.spec import RouterSpec
 from tests.launch import test_doctor
 from tests.launch.listening import listening_addresses
 from tests.launch.test_command import spec_of

@@ -20,7 +20,7 @@ from launch.profile import (
     load_profile,
     profile_names,
 )
-from runners.router.spec import TransferRules
+from results.records.router_spec import TransferRules
 
 CPU_TINY = (PROFILES_FOLDER / "cpu-tiny.toml").read_text()
 NIXL = (CONFIGS_FOLDER / "nixl_both.toml").read_text()

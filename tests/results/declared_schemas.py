@@ -13,7 +13,11 @@ from typing import Any, get_origin
 import msgspec
 
 from results.documents import json_schemas, list_declared
-from results.records.declaration import Declared, fields_of
+from results.records.declaration import Declared, Upgrade, fields_of
+from results.records.lifecycle_cells import MeasuredCell, upgrade_cell_from_1, upgrade_cell_from_2
+from results.records.router_spec import RouterSpec, upgrade_router_spec_from_1
+from results.records.routing_cells import RoutingConfig, upgrade_config_from_1
+from results.records.turns import CELL_UPGRADES, RoutingCell
 
 Schema = Mapping[str, Any]
 TABLES = (".csv", ".tsv")
@@ -22,9 +26,16 @@ RECORDS: Mapping[str, Schema] = DOCUMENT["$defs"]
 ANNOTATIONS = {"$comment", "title", "description", "default"}
 CHECKED = {
     "$ref", "anyOf", "enum", "type", "required", "properties", "additionalProperties", "items", "prefixItems",
-    "minItems", "maxItems",
+    "minItems", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 """The keywords that the declarations give rise to."""
+UPGRADES: Mapping[type, Mapping[int, Upgrade]] = {
+    RoutingCell: CELL_UPGRADES,
+    RoutingConfig: {1: upgrade_config_from_1},
+    MeasuredCell: {1: upgrade_cell_from_1, 2: upgrade_cell_from_2},
+    RouterSpec: {1: upgrade_router_spec_from_1},
+}
+"""Of records whose older versions lack a field: a file of one is held against the schema as it is read."""
 TYPES: Mapping[str, tuple[type, ...]] = {
     "null": (NoneType,),
     "boolean": (bool,),
@@ -49,6 +60,9 @@ def find_faults(value: object, schema: Schema, path: str = "$") -> Iterator[str]
         yield f"{path} is {value!r}"
     if "type" in schema and not is_of_type(value, schema["type"]):
         yield f"{path} is no {schema['type']}"
+    elif isinstance(value, int | float):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            yield f"{path} is {value}"
     elif isinstance(value, dict):
         yield from find_faults_of_object(value, schema, path)
     elif isinstance(value, list):
@@ -61,7 +75,10 @@ def find_faults_of_object(value: Mapping[str, object], schema: Schema, path: str
             yield f"{path} has no {name}"
     properties, others = schema.get("properties", {}), schema.get("additionalProperties", {})
     for name, item in value.items():
-        yield from find_faults(item, properties.get(name, others), f"{path}.{name}")
+        if name not in properties and others is False:
+            yield f"{path} has {name}"
+        else:
+            yield from find_faults(item, properties.get(name, others), f"{path}.{name}")
 
 
 def find_faults_of_array(value: Sequence[object], schema: Schema, path: str) -> Iterator[str]:
@@ -110,7 +127,16 @@ def _find_faults_of_file(path: Path, records: Sequence[Declared]) -> list[str]:
     schema = references[0] if len(references) == 1 else {"anyOf": references}
     raw = path.read_bytes()
     lines = raw.splitlines() if path.suffix == ".jsonl" else [raw]
-    return [fault for line in lines for fault in find_faults(msgspec.json.decode(line), schema)]
+    values = (upgrade_value(msgspec.json.decode(line), records[0].record) for line in lines)
+    return [fault for value in values for fault in find_faults(value, schema)]
+
+
+def upgrade_value(value: Any, record: type) -> Any:  # noqa: ANN401  # a JSON value
+    """The value in the record's present version."""
+    upgrades = UPGRADES.get(record, {})
+    while upgrades and (upgrade := upgrades.get(value.get("version", 1))):
+        value = upgrade(value)
+    return value
 
 
 def find_faults_of_header(header: Sequence[str], record: type) -> Iterator[str]:

@@ -20,6 +20,9 @@ from results.documents import json_schemas_text, list_declared, records_page
 from results.records.decisions import DecisionRecord, Gate
 from results.records.declaration import fields_of
 from results.records.instance_events import InstanceEvent
+from results.records.load_specs import LoadSpec, ReplaySpec
+from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec
+from results.records.trace_lines import TraceLine
 from results.registry import all_results
 from state.events import KINDS
 from tests.goldens.fixture import ARCHIVE, HERE, STATE, unpack
@@ -37,12 +40,16 @@ REPLAYED = {
 HELD: Mapping[str, set[str]] = {
     "connector-tax": LOADED,
     "connector-tax-confirm": LOADED,
-    "routing": LAUNCHED | REPLAYED | {"TraceRecord", "InterferenceRecord", "MetricsRecord", "ProbeEvent"},
+    "routing": LAUNCHED
+    | REPLAYED
+    | {"TraceRecord", "TraceHeader", "TraceLine", "InterferenceRecord", "MetricsRecord", "ProbeEvent"},
     "pd-lifecycle": LAUNCHED
-    | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"},
+    | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"}
+    | {"RouterSpec"},
 }
 """By golden run: records that its JSON files hold."""
 DECLARED = list_declared()
+URL = "http://127.0.0.1:8000"
 
 
 def read_back(record: object) -> Any:  # noqa: ANN401  # a JSON value
@@ -71,6 +78,32 @@ def test_records_of_the_present_version_satisfy_their_schemas(tmp_path: Path) ->
     event = read_back(InstanceEvent("e0", "added"))
     assert event == {"instance": "e0", "what": "added"}
     assert list(find_faults(event, RECORDS["InstanceEvent"])) == []
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LoadSpec(url=URL, model="m", requests_path="r", rate_per_s=1.0, input_tokens=1, output_tokens=1),
+        ReplaySpec(url=URL, model="m", requests_path="r", trace_path="t"),
+        RouterSpec((InstanceSpec("a", URL, transfer=KvEndpoint("nixl")),), prewarm=Prewarm("m", (1, 2))),
+    ],
+    ids=lambda spec: type(spec).__name__,
+)
+def test_a_spec_satisfies_its_schema(spec: object) -> None:
+    assert list(find_faults(read_back(spec), RECORDS[type(spec).__name__])) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ({"session": "a", "turns": [], "more": 1}, "$ has more"),
+        ({"end": {"sessions": -1, "requests": 0}}, "$.end is none of its options"),
+    ],
+)
+def test_a_schema_refuses_what_the_reader_of_traces_refuses(line: dict[str, Any], fault: str) -> None:
+    assert fault in list(find_faults(line, RECORDS["TraceLine"]))
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(line, TraceLine)
 
 
 @pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)

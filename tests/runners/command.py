@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import Result
 
-from runners.errors import RunnerError
+from results.records.errors import Refusal
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ Tracon = Callable[..., Done]
 """The fixture `tracon`: takes the words of a command."""
 
 
-def refusal_of(done: Result) -> RunnerError:
+def refusal_of(done: Result) -> Refusal:
     """What a command that typer invoked was refused with; the entry point makes a paragraph and exit code 2 of it."""
-    assert isinstance(done.exception, RunnerError), done.output
+    assert isinstance(done.exception, Refusal), done.output
     assert done.exception.exit_code == 2
     assert done.exception.remedy
     return done.exception

@@ -38,10 +38,11 @@ def test_the_innermost_mount_counts(mounts: Path) -> None:
     assert file_system_of(Path("/home")) == ""
 
 
-def test_no_run_begins_or_goes_on_where_its_state_is_not_safe(tmp_path: Path, mounts: Path) -> None:
+@pytest.mark.parametrize("kind", ["nfs", "wekafs", "fuse.blobfuse2"])
+def test_no_run_begins_or_goes_on_where_its_state_is_not_safe(tmp_path: Path, mounts: Path, kind: str) -> None:
     with a_run(tmp_path / "run") as store:
         acquire(store).release()
-        mounts.write_text(MOUNTS + f"40 22 0:40 / {tmp_path} rw - nfs server:/x rw\n")
+        mounts.write_text(MOUNTS + f"40 22 0:40 / {tmp_path} rw - {kind} server:/x rw\n")
         with pytest.raises(StoreUnusable, match="network file system"):
             acquire(store)
         with pytest.raises(StoreUnusable) as refused:

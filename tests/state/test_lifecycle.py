@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from results.records.events import CellChanged, CellState, Event, LifecycleMeasured
 from state.lifecycle import (
-    REQUESTS_KEPT,
+    MAX_REQUESTS,
     LifecycleCounts,
     LifecycleView,
     lifecycle_after,
@@ -96,12 +96,12 @@ def test_the_worst_residual_is_that_of_a_request_that_counts() -> None:
 
 def test_the_past_is_bounded_and_the_counts_are_not() -> None:
     view: LifecycleView | None = None
-    for number in range(REQUESTS_KEPT + 7):
+    for number in range(MAX_REQUESTS + 7):
         view = lifecycle_after(view, request(number), float(number), 1)
     assert view is not None
-    assert len(view.requests) == REQUESTS_KEPT
+    assert len(view.requests) == MAX_REQUESTS
     assert view.requests[0].event.repetition == 7
-    assert view.cells[OTHER].counted == REQUESTS_KEPT + 7
+    assert view.cells[OTHER].counted == MAX_REQUESTS + 7
 
 
 measured = st.builds(

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.records.events import CellChanged, CellState, Event, MigrationChanged
-from state.bindings import LIVES_KEPT, STAYS_KEPT
+from state.bindings import MAX_LIVES, MAX_STAYS
 from state.events import decode, encode
-from state.migrations import MIGRATIONS_KEPT, PHASES, QUIET_S, REFUSALS_KEPT, MigrationsView, migrations_json
+from state.migrations import MAX_MIGRATIONS, MAX_REFUSALS, PHASES, QUIET_S, MigrationsView, migrations_json
 from state.model import RunView
 from state.view import new_feed_lines
 from tests.state.moves import CELL, OTHER, STORY, second, step
@@ -86,11 +86,11 @@ def test_a_migration_of_a_cell_that_the_plan_does_not_have_changes_nothing() -> 
 
 def test_the_past_is_bounded_and_refusals_push_no_migration_out() -> None:
     view = None
-    events = [step("started", float(n), f"m{n}") for n in range(MIGRATIONS_KEPT + 5)]
-    refusals = [step("refused", float(n), f"x{n}", reason=f"{n}") for n in range(REFUSALS_KEPT + 50)]
+    events = [step("started", float(n), f"m{n}") for n in range(MAX_MIGRATIONS + 5)]
+    refusals = [step("refused", float(n), f"x{n}", reason=f"{n}") for n in range(MAX_REFUSALS + 50)]
     view = migrations(*events, *refusals)
     phases = Counter(row.phase for row in view.rows)
-    assert phases == {"started": MIGRATIONS_KEPT, "refused": REFUSALS_KEPT}
+    assert phases == {"started": MAX_MIGRATIONS, "refused": MAX_REFUSALS}
     assert view.rows[0].migration == "m5"
     counts = view.counts_of(CELL)
     assert counts.of("refused") == len(refusals)
@@ -202,11 +202,11 @@ def test_lives_are_those_of_one_cell() -> None:
 
 
 def test_lives_are_bounded_to_the_sessions_seen_last() -> None:
-    picks = [second(float(n), (f"s{n}", "e0", "cold"), ("s0", f"e{n}", "cold")) for n in range(LIVES_KEPT + 3)]
+    picks = [second(float(n), (f"s{n}", "e0", "cold"), ("s0", f"e{n}", "cold")) for n in range(MAX_LIVES + 3)]
     view = folded(*picks)
     assert view.routing is not None
     lives = view.routing.lives
-    assert (len(lives), len(lives["s0"])) == (LIVES_KEPT, STAYS_KEPT)
+    assert (len(lives), len(lives["s0"])) == (MAX_LIVES, MAX_STAYS)
     assert "s0" in lives
     assert "s1" not in lives
 

@@ -65,7 +65,7 @@ class Capacity:
         if self._is_ready(cell):
             return ""
         _, wanted = self._trace_path(cell.params["label"])
-        return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot go on"
+        return OVER if wanted is None else f"a point of {wanted.phrase} failed: the search cannot continue"
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.kind == "trace":
@@ -106,7 +106,7 @@ class Capacity:
             return self._paths[label]
 
     def _assess_points(self, label: str) -> Mapping[Size, Assessed]:
-        """Of the sizes whose traces have all been simulated."""
+        """Outcomes of the sizes whose traces have all been simulated."""
         points = read_points(self._context.layout.points / slug(label))
         return {
             size: assess(self._grid.limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
@@ -137,7 +137,7 @@ class Capacity:
                 context.emit(CellProgressed(cell.cell, tick.replay.fraction, note))
 
         begin_s = perf_counter()
-        await self.ahead.simulations.run(spec, TrialLayout(folder).router_spec, show)
+        await self.ahead.simulations.run(spec, TrialLayout(folder).simulation_spec, show)
         turns, _ = await asyncio.to_thread(read_turns, TrialLayout(folder).metrics, 0)
         assert turns is not None
         point = PointRecord(

@@ -44,7 +44,7 @@ STAGES = (
 OWN = "search."
 """Begins the settings of the search; all others are those of routing."""
 AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
-"""Of a trace file: all of it, at its own pace."""
+"""Settings of a trace file: all of it, at its own pace."""
 EXAMPLE = "search.max_instances=16"
 REMEDY = "correct that key in the profile or in --set; docs/simulator.md lists them"
 CHECKS = 4

@@ -13,11 +13,12 @@ from results.connector_tax.read import analyze_cell, headline
 from results.measures.step_records import cut_steps
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, is_complete, parquet_beside, publish, sha256, write_indented_json
+from results.records.load_specs import LoadSpec
 from results.records.plan import CellPlan
 from results.records.schemas import CellRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
-from runners.load.spec import LoadOutcome, LoadSpec
+from runners.load.messages import LoadOutcome
 
 LOAD_FACTS = (
     "rate_per_s", "input_tokens", "output_tokens", "seed", "arrival", "inflight_cap", "warmup_s", "min_duration_s",

@@ -9,6 +9,7 @@ from launch.instance import Instance
 from results.connector_tax.read import analyze_cell, headline
 from results.records.events import CellProgressed, InstanceSampled
 from results.records.layout import AttemptLayout
+from results.records.load_specs import LoadSpec
 from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
@@ -16,8 +17,8 @@ from runners.errors import CellFailed
 from runners.experiments.connector_tax.artifacts import publish_cell
 from runners.experiments.connector_tax.sustainable import load_cell_s
 from runners.experiments.first_error import first_error
+from runners.load.messages import LoadTick
 from runners.load.process import run_load
-from runners.load.spec import LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
 
 STEP_SETTLE_S = 0.3

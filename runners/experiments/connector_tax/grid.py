@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from results.records.reference_rates import REF_LOAD, REF_SAFE
+from results.connector_tax.slo import Slo
+from results.records.reference_rates import REF_LOAD, REF_SAFE, Thresholds
 from runners.experiments.settings import (
     Tables,
     convert_grid,
@@ -22,7 +23,7 @@ Shape = tuple[int, int]
 PLANNED_LAUNCHES = (3, 5, 8)
 """For how many launches per config a plan states hours and precision."""
 EXAMPLE = "min_completed=100"
-"""Of a setting, for the error that one needs."""
+"""Example of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/connector-tax.md lists them all"
 
 
@@ -76,19 +77,8 @@ class Fidelity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     achieved_ratio: float = 0.98
 
 
-class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Thresholds of specs/connector_tax, "Saturation criteria"."""
-
-    throughput_ratio: float = 0.95
-    waiting_p50: float = 1.0
-    ttft_p90_growth: float = 1.5
-
-
-class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request must meet to count in the goodput (null = no limit)."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
+class Saturation(Thresholds, frozen=True, forbid_unknown_fields=True):
+    """The thresholds of "Saturation criteria" in specs/connector_tax, as a preset states them."""
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,7 +94,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Until one engine is ready, for the time estimate."""
     phase_b: PhaseB = PhaseB()
     expected_ref_safe_per_s: float = 0.0
-    """What the time estimate assumes for Phase B before Phase A has measured it."""
+    """What the time estimate assumes for Phase B before Phase A has measured it; not used where the rates are fixed."""
     ref_safe_per_s: float | None = None
     """Fixes ref_safe, so that several runs measure the same loads; None = Phase A gives both reference rates."""
     ref_load_per_s: float | None = None
@@ -127,7 +117,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shapes_at_ref_load(self) -> tuple[Shape, ...]:
-        """Of B'. A shape with a rate of its own is measured at that one alone."""
+        """Shapes of B'. A shape with a rate of its own is measured at that one alone."""
         return tuple(shape for shape in self.phase_b_prime.shapes if self.phase_b.find_own_rate(shape) is None)
 
     @property
@@ -175,8 +165,8 @@ def _check_grid(grid: Grid, where: str) -> None:
             "phase_b needs input and output lengths, or neither",
         ),
         (
-            bool(grid.phase_b.input_tokens) and grid.expected_ref_safe_per_s <= 0,
-            "phase_b needs expected_ref_safe_per_s, a positive rate",
+            bool(grid.phase_b.input_tokens) and grid.expected_ref_safe_per_s <= 0 and not grid.fixed_rates,
+            "phase_b needs expected_ref_safe_per_s, a positive rate, or both reference rates fixed",
         ),
         (bool(grid.phase_b_prime.shapes) and not grid.phase_b.input_tokens, "phase_b_prime needs phase_b"),
         *_check_own_rates(grid),

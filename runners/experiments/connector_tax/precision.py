@@ -26,7 +26,7 @@ LATENCIES: Mapping[str, str] = {"tax_ttft_p90": "TTFT p90", "tax_tpot_p90": "TPO
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Of `launch_noise` in `tax.json`."""
+    """Row of `launch_noise` in `tax.json`."""
 
     reference: str
     phase: str

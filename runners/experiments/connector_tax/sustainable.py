@@ -79,7 +79,7 @@ def describe_own_rates(grid: Grid) -> tuple[str, ...]:
 
 
 def _list_shape_loads(grid: Grid, ref_safe_per_s: float | None) -> Iterator[ShapeLoad]:
-    """Of Phase B."""
+    """Loads of Phase B."""
     for shape in grid.phase_b.shapes:
         own = grid.phase_b.find_own_rate(shape)
         yield (REF_SAFE, ref_safe_per_s, shape) if own is None else ("its own rate", own.rate_per_s, shape)

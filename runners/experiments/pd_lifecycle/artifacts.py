@@ -22,14 +22,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
+from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.events import RESIDUAL_BELOW
 from results.records.gpu import cut_gpu_log
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord
-from results.records.lifecycle_cells import CellFailure, DiscardedMeasurement, LifecycleEngine, MeasuredCell
+from results.records.lifecycle_cells import (
+    CellFailure,
+    DiscardedMeasurement,
+    LifecycleEngine,
+    MeasuredCell,
+    decode_cell,
+)
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
 from results.statistics.estimates import floats_or_nan, percentile
@@ -54,8 +59,8 @@ def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     if not is_complete(mark, cell.cell):
         return None
     try:
-        stored = msgspec.json.decode(mark.read_bytes(), type=MeasuredCell)
-    except DAMAGED_JSON:
+        stored = decode_cell(mark.read_bytes())
+    except (UnknownVersion, *DAMAGED_JSON):
         return None
     return CellOutcome(stored.headline, stored.degraded)
 
@@ -172,7 +177,7 @@ def _describe_cell(
         order=grid.order,
         baseline=THROUGH if grid.baseline else "",
         counted_by=bench.counted_by,
-        place=cell.params["place"],
+        position=cell.params["position"],
         turn=cell.params["turn"],
         trial=cell.trial,
         aged=bench.aged,

@@ -21,6 +21,7 @@ from results.records.events import Noted
 from results.records.layout import AttemptLayout, LifecycleLayout
 from results.records.lifecycle_cells import Aged, WarmUp
 from results.records.plan import CellPlan
+from results.records.router_spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -34,7 +35,6 @@ from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completio
 from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, PLAIN
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
-from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from runners.samplers.engine_counters import CacheShape, parse_cache_shape
 
 ALLOCATED = "blocks_allocated"
@@ -50,7 +50,7 @@ CHECK_PROMPTS, PREFIX_PROMPTS, WARM_PROMPTS, CELL_PROMPTS = 0, 1, 2, 1_000
 """Streams of prompts, which share no prefix. A cell has CELL_PROMPTS plus its index in the grid."""
 ENGINES = (*SIDES, PLAIN)
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
-"""Of ENGINES. A bench without a plain engine has the first two."""
+"""Roles of ENGINES. A bench without a plain engine has the first two."""
 WARM_ROUNDS = 2
 """Requests of each kind that set up connections and transfers before the first cell: as many as the specification
 discards (specs/pd_lifecycle, "Risks & Mitigations")."""
@@ -119,7 +119,7 @@ class BenchSlot:
         self._stack = AsyncExitStack()
         self._bench: Bench | None = None
         self._trial = 0
-        """Of the current bench."""
+        """Trial of the current bench."""
         self._failure: LaunchError | None = None
 
     async def get_bench(self, cell: CellPlan) -> Bench:

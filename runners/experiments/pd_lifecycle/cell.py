@@ -178,7 +178,7 @@ class LifecycleCell:
         for index, purpose in enumerate(purposes):
             await self._ensure_held()
             others = tuple(names[other] for other in purposes if other != purpose)
-            row = {"repetition": repetition, "place": index, "first": not index, "others": others}
+            row = {"repetition": repetition, "position": index, "first": not index, "others": others}
             sent[purpose] = await self._send_request(purpose, names[purpose], model, row)
         return Repetition(repetition, sent)
 
@@ -195,7 +195,7 @@ class LifecycleCell:
         shape, bench = self.shape, self._bench
         index = self._attempt * PROMPTS_PER_ATTEMPT + self._sent
         self._sent += 1
-        fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["place"], index, shape.current_new_tokens)
+        fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["position"], index, shape.current_new_tokens)
         prompt = [*bench.caches.prefix, *fresh]
         body = completion_body(model, prompt, shape.output_length)
         bench.caches.note_sent(prompt)

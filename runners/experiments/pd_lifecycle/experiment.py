@@ -14,6 +14,7 @@ import msgspec
 
 from launch.errors import HostObstacle, LaunchError
 from results.pd_lifecycle.write import write_results
+from results.records.errors import SpecError
 from results.records.events import CellState, Noted
 from results.records.layout import LifecycleLayout, write_indented_json
 from results.records.plan import CellPlan
@@ -82,7 +83,7 @@ class PdLifecycle(PatchedCells):
             await lifecycle.run(context.profile.model.served_name)
         except HostObstacle:  # it interrupts the run: the cell has not failed
             raise
-        except (CellFailed, LaunchError, RunnerError) as error:
+        except (CellFailed, LaunchError, RunnerError, SpecError) as error:
             await asyncio.to_thread(write_failure, cell, attempt, str(error), measurements, context)
             raise
         return await asyncio.to_thread(publish_cell, cell, attempt, self._grid, bench, measurements, folder, context)

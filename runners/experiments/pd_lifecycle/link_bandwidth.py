@@ -36,7 +36,7 @@ TRANSPORT = re.compile(
     r"|MC_FORCE_TCP is set, using TCP transport only"
     r"|TcpTransport: listen"
 )
-"""Of the lines that Mooncake 0.3.13 logs when it starts. It falls back to TCP where it finds no adapter (HCA). Its
+"""Lines that Mooncake 0.3.13 logs when it starts. It falls back to TCP where it finds no adapter (HCA). Its
 wheel without CUDA logs no `Using ... transport`."""
 
 

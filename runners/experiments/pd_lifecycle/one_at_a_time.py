@@ -12,7 +12,7 @@ import msgspec
 
 from runners.load.bodies import body_preamble
 from runners.load.client import LoadClient
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 from runners.load.stream import Exchange
 from runners.target import resolve_target
 

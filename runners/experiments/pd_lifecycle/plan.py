@@ -138,7 +138,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterato
             label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
                 **params_of(shape),
-                "place": places.index(shape),
+                "position": places.index(shape),
                 "turn": turn,
                 "load_seed": seed,
                 "plain": grid.plain,

@@ -25,7 +25,7 @@ PLANNED_LAUNCHES = (3, 5, 10)
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """Of `grid_overheads` in `aggregate.json`."""
+    """Row of `grid_overheads` in `aggregate.json`."""
 
     arm: str
     baseline: str
@@ -43,7 +43,7 @@ class _Noise:
     run: RunEntry
     baseline: str
     spread: LaunchSpread
-    """Of the logarithm of the ratio."""
+    """Spread of the logarithm of the ratio."""
 
 
 def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:

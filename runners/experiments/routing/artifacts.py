@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from launch.environment import redact_settings
+from launch.redaction import redact_settings
 from results.measures.turns import read_turns
 from results.records.decisions import DecisionRecord
 from results.records.errors import DAMAGED_JSON
@@ -27,6 +27,7 @@ from results.records.layout import (
     write_indented_json,
 )
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec
 from results.records.routing_cells import RoutingConfig, RoutingNumbers
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
@@ -40,8 +41,8 @@ from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
 from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.kv_movements import count_movements, movement_headline
-from runners.load.replay_spec import ReplayOutcome
-from runners.router.spec import InstanceSpec, RouterOutcome
+from runners.load.replay_messages import ReplayOutcome
+from runners.router.messages import RouterOutcome
 
 HEADLINE = (
     "ttft_p50_s",
@@ -178,8 +179,8 @@ def _make_record(
         policy=cell.params["policy"],
         parameters=cell.params["parameters"],
         trial=cell.trial,
-        place=cell.params["place"],
-        seed=cell.params["replay_seed"],
+        position=cell.params["position"],
+        replay_seed=cell.params["replay_seed"],
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(cell, grid, outcome),
         engines=replayed.engines,
@@ -260,7 +261,7 @@ def _describe_config(
         parameters=params["parameters"],
         roles=tuple(params["roles"]),
         **optional,
-        place=params["place"],
+        position=params["position"],
         replay_seed=params["replay_seed"],
         instances=grid.instances,
         config=cell.config,

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
+from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec, Prewarm
+from results.records.trace_lines import Turn
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
@@ -23,16 +26,14 @@ from runners.experiments.routing.plan import can_move, ports_per_instance
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, prompt_ids
+from runners.load.messages import LoadError
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.spec import LoadError
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
 from runners.router.server.process import RouterProcess
-from runners.router.spec import InstanceSpec, Prewarm
 from runners.samplers.engine import MetricsSampler
 from runners.samplers.engine_counters import CacheShape, read_baseline_shape, read_span
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
-from runners.trace.session import MAIN, Turn
 
 
 async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> CellOutcome:
@@ -160,5 +161,5 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     shape = BlockShape(
         cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
     )
-    prefix = Turn(MAIN, 0, 0.0, None, len(hashes) * facts.block_tokens, 1, hashes)
+    prefix = Turn(arrival_s=0.0, input_tokens=len(hashes) * facts.block_tokens, output_tokens=1, hashes=hashes)
     return Prewarm(model.served_name, tuple(prompt_ids(shape, "", 0, prefix).tolist()))

@@ -13,13 +13,12 @@ from msgspec import UNSET, UnsetType
 
 from launch.profile import merge_tables
 from results.records.decisions import Role
+from results.records.load_specs import ON_ERROR, THINKING
 from results.records.plan import RENAMED_RULES
+from results.records.router_spec import TransferRules
 from runners.errors import RunnerError
 from runners.experiments.engine_choice import EngineChoice
 from runners.experiments.settings import Tables, convert_grid, find_preset, parse_setting, refuse_problems, set_key
-from runners.load.replay_plan import THINKING
-from runners.load.replay_spec import ON_ERROR
-from runners.router.spec import TransferRules
 from runners.simulator.backends import LOCAL, is_backend
 
 EXPERIMENT = "routing"
@@ -27,11 +26,11 @@ SYNTH = "synth"
 """The `trace.source` that stands for sessions generated from stated statistics."""
 
 DEFAULT_MODEL = "h20-qwen3-coder-30b-a3b-roofline"
-"""Of a simulation that names none."""
+"""Model of a simulation that names none."""
 POOLED = "static_pd"
 """The policy that only works with pools."""
 EXAMPLE = "unified.overload_factor=1.5"
-"""Of a setting, for the error that one needs."""
+"""Example of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/routing.md lists them all"
 OWN_AXES = ("time_scale", "kv_cache_memory_bytes", "trace")
 """What a sweep may vary that is no parameter of the policy: the load that it meets."""
@@ -56,9 +55,9 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reserved_output: int | Literal["max_tokens"] = 0
     """As in RouterSpec: KV tokens counted for an answer where room is asked for; `max_tokens` = the recorded output."""
     time_scale: float | None = None
-    """Of its own, over `replay.time_scale`: half of it is twice the arrival rate."""
+    """Its own time scale, over `replay.time_scale`: half of it is twice the arrival rate."""
     kv_cache_memory_bytes: int | UnsetType = UNSET
-    """Of its engines, over `engine.kv_cache_memory_bytes`; UNSET stays out of the fingerprint of a plan."""
+    """KV cache of its engines, over `engine.kv_cache_memory_bytes`; UNSET stays out of the fingerprint of a plan."""
     trace: str | UnsetType = UNSET
     """Which of the preset's `traces` it replays; UNSET = the run's `trace`."""
     variation: str | UnsetType = UNSET
@@ -71,11 +70,11 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = SYNTH
     """`synth`, or a trace file."""
     format: str | None = None
-    """Of the file; None = found out from it."""
+    """Format of the file; None = found out from it."""
     sessions: int = 0
     """How many: generated, or drawn from the file; 0 = all of the file."""
     seed: int = 1
-    """Of the generator, or of the draw."""
+    """Seed of the generator, or of the draw."""
     per_trial: bool = True
     """A simulated run draws another one for each trial; false = one for all trials, as in a real run."""
     tokens: float = 1.0
@@ -87,7 +86,7 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     turns: int = 0
     """Only the first N turns of each session; 0 = all."""
     statistics: dict[str, Any] = {}
-    """Of the generator, over its defaults."""
+    """Statistics of the generator, over its defaults."""
 
 
 class ReplayChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -167,7 +166,7 @@ class SimulationChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def lowest(self) -> float:
-        """Of the numbers that must not be below 0."""
+        """The lowest of the numbers that must not be below 0."""
         return min(self.step_noise, self.expected_cell_s, self.contention_share, self.router_s)
 
 
@@ -189,11 +188,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policies: tuple[PolicyChoice, ...]
     instances: int
     expected_replay_s: float
-    """Of one replay, for the time estimate."""
+    """Duration of one replay, for the time estimate."""
     engine_start_s: float
     """Until all engines of a cell are ready, for the time estimate."""
     config: str = "plain"
-    """Of every engine."""
+    """Config of every engine."""
     trials: int = 3
     """Replays per policy, each on fresh engines; every trial has the policies in a new random order."""
     seed: int = 1
@@ -201,7 +200,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """GPUs of the host that instances share; 0 = each has its own."""
     preflight_s: float = 30.0
     decode_kv_cache_memory_bytes: int | None = None
-    """Of instances that only decode; None = as every other one."""
+    """KV cache of instances that only decode; None = as all others."""
     trace: TraceChoice = TraceChoice()
     replay: ReplayChoice = ReplayChoice()
     engine: EngineChoice = EngineChoice()
@@ -212,7 +211,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traces: dict[str, TraceChoice] | UnsetType = UNSET
     """Further traces by name, each stating what differs from `trace`; a policy with `trace` replays one of them."""
     sensitivity: SensitivityChoice | UnsetType = UNSET
-    """Of a simulated run: whether its claims depend on a coefficient of the model."""
+    """For a simulated run: whether its claims depend on a coefficient of the model."""
 
     @property
     def further_traces(self) -> Mapping[str, TraceChoice]:
@@ -253,7 +252,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple("prefill" if place < first else rest for place in range(self.instances))
 
     def time_scale(self, policy: PolicyChoice) -> float:
-        """Of the policy's replays."""
+        """Time scale of the policy's replays."""
         return self.replay.time_scale if policy.time_scale is None else policy.time_scale
 
     def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
@@ -437,7 +436,7 @@ def _check_grid(grid: Grid, where: str) -> None:
 
 
 def _load_problems(grid: Grid) -> list[tuple[bool, str]]:
-    """Of policies that replay another trace, or have another KV cache."""
+    """Problems of policies that replay another trace, or have another KV cache."""
     names = set(grid.further_traces)
     unknown = sorted({policy.trace for policy in grid.policies if policy.trace is not UNSET} - names)
     sizes = [policy.kv_cache_memory_bytes for policy in grid.policies]

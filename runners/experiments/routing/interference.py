@@ -19,8 +19,8 @@ from results.records.samples import InterferenceRecord
 from runners.errors import CellFailed
 from runners.load.bodies import Bodies
 from runners.load.client import LoadClient
+from runners.load.messages import LoadError
 from runners.load.prompts import BodyShape, build_bodies
-from runners.load.spec import LoadError
 from runners.load.stream import Exchange
 from runners.target import resolve_target
 

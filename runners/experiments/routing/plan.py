@@ -47,14 +47,14 @@ STAGES = (
     StagePlan(ANALYSIS, "Analysis"),
 )
 EVENT_PORTS = 2
-"""Of each instance whose KV events are read: one to publish, one to replay missed events."""
+"""Ports of each instance whose KV events are read: one to publish, one to replay missed events."""
 SEEDS_PER_RUN = 1_000
 COMPUTE_S = 5.0
 PATCH_S = 1.0
 PATCHES = "patches"
 """Required by a config whose connector does not work in an unpatched engine."""
 DECODE_RUNS_S = 2.0
-"""Of one repeat of the interference measurement beyond its two settling times, for the time estimate."""
+"""Duration of one repeat of the interference measurement beyond its two settling times, for the time estimate."""
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
@@ -263,7 +263,7 @@ def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
 def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
     """Policies interleaved in random blocks: a drift over the run affects all of them alike."""
     draw = random.Random(seed)
-    place = 0
+    position = 0
     for trial in range(grid.trials):
         for policy in draw.sample(grid.policies, len(grid.policies)):
             yield CellPlan(
@@ -272,14 +272,16 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=cell_params(grid, policy, seed, trial, place, moves_kv),
+                params=cell_params(grid, policy, seed, trial, position, moves_kv),
                 estimated_s=around_s + expect_replay_s(grid, policy),
                 trial=trial,
             )
-            place += 1
+            position += 1
 
 
-def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+def cell_params(
+    grid: Grid, policy: PolicyChoice, seed: int, trial: int, position: int, moves_kv: bool
+) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
     `moves_kv`, `transfer`, `reserved_output` and `time_scale` are the cell's; `kv_cache_memory_bytes` and `trace` are
@@ -294,7 +296,7 @@ def cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: 
         "reserved_output": policy.reserved_output,
         "time_scale": grid.time_scale(policy),
         **own_load(policy),
-        "place": place,
+        "position": position,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
         **_number_trace(grid, own_load(policy).get("trace", ""), trial),
     }

@@ -1,6 +1,6 @@
 """The cells of a simulated run: the router and replay of a live cell before engines that are a model.
 
-A cell is a process of its own; as many run at once as there are cores, and the journal takes each when it ends. A run
+As many processes as there are cores simulate one cell after another, and the journal takes each when it ends. A run
 with a pace simulates one cell at a time, and its instances are in the journal as those of a live run are.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from results.records.events import SIMULATED, InstanceChanged, InstanceState
 from results.records.layout import TrialLayout
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec, KvEndpoint
 from results.records.samples import CounterSpan, PromptCounters
 from results.records.turns import TraceRecord
 from runners.campaign.adoption import adopt_if_complete
@@ -29,7 +30,6 @@ from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.trace import require_trace
 from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import SimulatedWatch
-from runners.router.spec import InstanceSpec, KvEndpoint
 from runners.simulator.backends import LOCAL, LocalSimulations
 from runners.simulator.engine_file import EngineFile
 from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
@@ -82,14 +82,18 @@ class SimulatedCells:
             if cell.cell == self.ahead.turn:  # what runs ahead is not in the journal yet
                 watch.show(tick)
 
-        ended = await self.ahead.simulations.run(task.spec, task.layout.router_spec, show)
+        ended = await self.ahead.simulations.run(task.spec, task.layout.simulation_spec, show)
         return await self._publish(cell, attempt, task, ended)
 
     async def _simulate_paced(self, cell: CellPlan, attempt: int) -> CellOutcome:
         task = await self._prepare_task(cell, attempt)
+        simulations = LocalSimulations()
         with self._announce_instances(cell, task.spec.router.instances) as names:
             watch = SimulatedWatch(cell.cell, task.spec.router.instances, self._context.emit, names, self._pace)
-            ended = await LocalSimulations().run(task.spec, task.layout.router_spec, watch.show, self._pace)
+            try:
+                ended = await simulations.run(task.spec, task.layout.simulation_spec, watch.show, self._pace)
+            finally:
+                await simulations.close()
         return await self._publish(cell, attempt, task, ended)
 
     @contextmanager

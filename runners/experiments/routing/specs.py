@@ -9,10 +9,10 @@ import msgspec
 
 from launch.profile import Model
 from results.records.layout import TrialLayout
+from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.experiments.routing.grid import Grid
-from runners.load.replay_spec import ReplaySpec
-from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 
 
 def make_router_spec(

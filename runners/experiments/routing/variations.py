@@ -1,6 +1,7 @@
 """Every policy of a simulated run again, with one coefficient of the engine model, or one trait of the load, changed.
 
 A variation is `COEFFICIENT*FACTOR`, `trace=NAME` for one of the preset's `traces`, or `engine=NAME` for another model.
+A policy that a variation cannot change is not simulated again: its cells at the model's own values stand for it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from runners.errors import RunnerError
-from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model
-from runners.experiments.routing.grid import Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile, engine_names
+from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model, shape_model
+from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
+from runners.simulator.engine_file import EngineFile, Link, engine_names
 
 OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
@@ -23,7 +25,8 @@ _Part = TypeVar("_Part", bound=msgspec.Struct)
 
 
 def expand_variations(grid: Grid) -> Grid:
-    """The grid with each policy again for each variation. Raises RunnerError for one that changes nothing."""
+    """The grid with each policy again for each variation that changes it. Raises RunnerError for a coefficient that the
+    engine model does not have, has as 0, or has replaced by a setting of the grid."""
     if not grid.sensitivity:
         return grid
     if grid.simulation is None:
@@ -32,10 +35,11 @@ def expand_variations(grid: Grid) -> Grid:
     if unknown:
         known = ", ".join(engine_names())
         raise RunnerError(f"sensitivity.engines: {unknown[0]} does not come with Tracon", remedy=f"there are {known}")
-    variations = tuple(_list_variations(grid))
-    for variation in variations:
-        vary_engine(read_model(grid, variation), variation)
-    varied = tuple(_vary_policy(grid, policy, variation) for variation in variations for policy in grid.policies)
+    varied = tuple(
+        _vary_policy(grid, policy, variation)
+        for variation in _list_variations(grid)
+        for policy in _list_changed(grid, variation)
+    )
     return msgspec.structs.replace(grid, policies=(*grid.policies, *varied))
 
 
@@ -51,10 +55,41 @@ def _list_variations(grid: Grid) -> Iterator[str]:
 
 
 def _varies_coefficient(variation: str) -> bool:
-    """Of the engine model; the others vary the policy or its load, or name another model."""
+    """Others vary the policy or its load, or name another engine model."""
     if not variation or variation.startswith((OTHER_TRACE, OTHER_ENGINE)):
         return False
     return _split(variation)[0] not in (ARRIVALS, *THRESHOLDS)
+
+
+def _list_changed(grid: Grid, variation: str) -> tuple[PolicyChoice, ...]:
+    """The policies whose cells it can change: a threshold those that have it, the link those that move KV."""
+    name = variation.partition("*")[0]
+    if name in THRESHOLDS:
+        return tuple(policy for policy in grid.policies if name in policy.parameters)
+    if not _varies_coefficient(variation):
+        return grid.policies
+    own = read_model(grid)
+    varied = vary_engine(own, variation)
+    changed = tuple(policy for policy in grid.policies if _changes_engines(grid, policy, own, varied))
+    if not changed and name not in Link.__struct_fields__:
+        raise RunnerError(f"{name} changes nothing: a setting of the preset's engines replaces it", remedy=REMEDY)
+    return changed
+
+
+def _changes_engines(grid: Grid, policy: PolicyChoice, own: EngineFile, varied: EngineFile) -> bool:
+    size = None if policy.kv_cache_memory_bytes is UNSET else policy.kv_cache_memory_bytes
+    roles = set(grid.roles(policy))
+    if any(shape_model(grid, own, role, size) != shape_model(grid, varied, role, size) for role in roles):
+        return True
+    return own.link != varied.link and _may_move_kv(policy)
+
+
+def _may_move_kv(policy: PolicyChoice) -> bool:
+    """By a handover to a decode instance, or by a migration."""
+    from runners.router.policies import make_policy, may_migrate
+
+    hands_over = policy.prefill_instances > 0 or policy.name == POOLED
+    return policy.moves_kv and (hands_over or may_migrate(make_policy(policy.name, policy.parameters)))
 
 
 def _split(variation: str) -> tuple[str, float]:
@@ -71,7 +106,7 @@ def _vary_policy(grid: Grid, policy: PolicyChoice, variation: str) -> PolicyChoi
     name, factor = _split(variation)
     if name == ARRIVALS:
         return msgspec.structs.replace(varied, time_scale=grid.time_scale(policy) / factor)
-    if name in THRESHOLDS and name in policy.parameters:
+    if name in THRESHOLDS:
         changed = policy.parameters[name] * factor
         whole = round(changed) if isinstance(policy.parameters[name], int) else changed
         return msgspec.structs.replace(varied, parameters=policy.parameters | {name: whole})

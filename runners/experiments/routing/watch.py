@@ -24,11 +24,12 @@ from results.records.events import (
 from results.records.live import LiveLatency
 from results.records.migrations import MigrationStep, TickMigration
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec
 from results.records.turns import EngineSample
 from runners.campaign.engine_group import Member
 from runners.errors import CellFailed
-from runners.load.replay_spec import AnsweredBy, ReplayTick
-from runners.router.spec import InstanceSpec, RouterTick, TickInstance, TickPick
+from runners.load.replay_messages import AnsweredBy, ReplayTick
+from runners.router.messages import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
 from runners.simulator.spec import SimulationTick
 

@@ -11,6 +11,7 @@ from time import monotonic
 import msgspec
 
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec, find_instance_problem
 from runners.router.cluster import Cluster, Member
 from runners.router.driver import Driver
 from runners.router.health import Health
@@ -18,9 +19,9 @@ from runners.router.instances.internal_request import InternalRequestFailed, fet
 from runners.router.instances.kv_events import BLOCKS_LIMIT, EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
+from runners.router.messages import RouterError
 from runners.router.prefix_index import PrefixIndex, block_keys
 from runners.router.reporting import Report
-from runners.router.spec import InstanceSpec, KvEndpoint, Prewarm, RouterError, RouterSpec, instance_problem
 
 ASK_S = 3.0
 EVENTS_AT_ONCE = 16
@@ -90,7 +91,7 @@ class Fleet:
 
     async def add_instance(self, instance: InstanceSpec) -> None:
         """Add an instance; it may be picked once a probe succeeds. Raises RouterError."""
-        problem = instance_problem(instance)
+        problem = find_instance_problem(instance)
         if problem is not None:
             raise RouterError(problem[0], remedy=f"Give {problem[1]}.")
         known = None if instance.instance in self._adding else self.specs.get(instance.instance)

@@ -8,12 +8,12 @@ import sys
 import traceback
 from collections.abc import Mapping
 
+from results.records.router_spec import HealthRules
 from results.records.visible import visible
 from runners.router.breaker import BreakerState
 from runners.router.health import Health
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
 from runners.router.instances.upstream import Pool
-from runners.router.spec import HealthRules
 
 HELD_UP_S = 1.0
 """A timeout that fires this late is this process's own delay: an answer may have arrived meanwhile."""

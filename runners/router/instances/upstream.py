@@ -20,7 +20,7 @@ import httptools
 import msgspec
 
 from runners.router.failure import Failure
-from runners.router.spec import RouterError
+from runners.router.messages import RouterError
 from runners.target import Target, resolve_target
 
 IDLE_S = 4.0

@@ -218,7 +218,7 @@ class Draft(msgspec.Struct, frozen=True, eq=False):
     decision: Decision
     may: Pickable | None = None
     weighing: Weighing | None = None
-    """Of the instances of `may`; None = the decision is complete."""
+    """Weighs the instances of `may`; None = the decision is complete."""
     won_by_score: bool = False
 
     def complete(self) -> Decision:

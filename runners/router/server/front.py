@@ -70,6 +70,11 @@ class HttpRequest(msgspec.Struct, frozen=True):
     def query(self) -> str:
         return self.target.partition(b"?")[2].decode("latin-1")
 
+    @property
+    def is_json(self) -> bool:
+        """Its content type says so."""
+        return self.named.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
+
     def forwarded(self, request_id: bytes = b"") -> bytes:
         """The header lines to forward to an instance, with `request_id` as `x-request-id`."""
         pieces: list[bytes] = []

@@ -37,13 +37,13 @@ class HeldBytes:
 
     _total: HeldTotal
     head_bytes: int = 0
-    """Of the request that arrives: its head, parsed; 0 = that head does not count."""
+    """Bytes of the request that arrives: its head, parsed; 0 = that head does not count."""
     ahead_bytes: int = 0
-    """Of the requests that wait for their turn."""
+    """Bytes of the requests that wait for their turn."""
     serving_bytes: int = 0
-    """Of the request being served."""
+    """Bytes of the request being served."""
     _unsent_bytes: int = 0
-    """Of complete responses that the client has not read yet."""
+    """Bytes of complete responses that the client has not read yet."""
     _is_closed: bool = False
 
     def count_head(self, wire_bytes: int, headers: int) -> bool:

@@ -18,7 +18,7 @@ import msgspec
 
 from results.records.decisions import DecisionRecord
 from results.records.instance_events import InstanceEvent
-from runners.router.spec import RouterError
+from runners.router.messages import RouterError
 
 FLUSH_S = 0.25
 """Longest wait of a record for the thread; `flush_records` at the end of a batch hands it over at once."""
@@ -74,7 +74,7 @@ class RecordFile:
 
     @property
     def backlog_bytes(self) -> int:
-        """Of records that wait to be written."""
+        """Bytes of records that wait to be written."""
         return self._added_bytes - self._done_bytes
 
     def append_record(self, record: DecisionRecord | InstanceEvent) -> None:

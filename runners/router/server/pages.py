@@ -25,14 +25,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from results.records.router_spec import InstanceSpec
 from runners.router.cluster import Cluster
 from runners.router.counts import Held, metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
+from runners.router.messages import RouterError
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import ADMIN_TOKEN, InstanceSpec, RouterError
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 
@@ -42,6 +43,8 @@ ADMIN = "/admin/instances"
 FOREIGN = frozenset((b"origin", b"referer", b"sec-fetch-site", b"forwarded", b"via", b"x-real-ip"))
 """Headers of browsers and proxies, besides every `x-forwarded-*`."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
+ADMIN_TOKEN = "TRACON_ADMIN_TOKEN"
+"""Environment variable: if set, the operator's pages require `Authorization: Bearer` with its value."""
 
 
 class ServerState(Protocol):
@@ -224,8 +227,7 @@ class Pages:
         connection.reply_json(200, self._list_instances())
 
     async def _add_instance(self, connection: ClientConnection, request: HttpRequest) -> bool:
-        kind = next((value for name, value in request.headers if name == b"content-type"), b"")
-        if kind.partition(b";")[0].strip().lower() != b"application/json":
+        if not request.is_json:
             connection.refuse(415, "an instance is added with content-type application/json", "bad_request")
             return False
         try:

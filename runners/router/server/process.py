@@ -9,8 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from results.records.router_spec import RouterSpec
 from runners.child_process import ChildProcess, start_child, write_spec
-from runners.router.spec import RouterError, RouterLine, RouterOutcome, RouterReady, RouterSpec, RouterTick
+from runners.router.messages import RouterError, RouterLine, RouterOutcome, RouterReady, RouterTick
 
 READY_WITHIN_S = 30.0
 END_GRACE_S = 10.0

@@ -97,7 +97,7 @@ class ProxiedRequest(RequestLifecycle):
 
     __slots__ = (
         "_answer", "_client", "_has_role_alone", "_head", "_holds_preamble", "_pool", "_pools", "_preamble",
-        "_responses", "_tail", "connection",
+        "_responses", "_role_timer", "_tail", "connection",
     )  # fmt: skip
 
     def __init__(
@@ -127,11 +127,15 @@ class ProxiedRequest(RequestLifecycle):
         """Events sent before the instance computes anything: while it has only these, the request can be retried."""
         self._has_role_alone = False
         """The role of a chat was passed on before any token."""
+        self._role_timer: asyncio.TimerHandle | None = None
+        """Passes on the role of a chat if its token does not come soon; ended by the token, as it would wake the router
+        once more for every chat."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:
         self.connection = None
         self._preamble = b""
+        self._end_role_timer()
         self._pool = pool = self._pools[self.instance]
         pool.send_request(self, pool.make_post(self._message.path, self._message.headers, body))
         self._tail = deque(maxlen=TAIL_PIECES)  # the answer does not begin before the event loop goes on
@@ -179,8 +183,8 @@ class ProxiedRequest(RequestLifecycle):
         elif self._holds_preamble:
             self._hold_preamble(data)
         elif self._answer.events and self._is_without_token(data):
-            if has_role_alone(data):
-                asyncio.get_running_loop().call_later(ROLE_HELD_S, self._pass_on_role, self.connection)
+            if self._role_timer is None and has_role_alone(data):
+                self._role_timer = asyncio.get_running_loop().call_later(ROLE_HELD_S, self._pass_on_role)
             self._preamble += data
         else:
             self._open_response(self._preamble + data)
@@ -192,12 +196,16 @@ class ProxiedRequest(RequestLifecycle):
         held = self._preamble
         return len(held) < PREAMBLE_LIMIT_BYTES and is_empty(data, follows=bool(held))
 
-    def _pass_on_role(self, connection: InstanceConnection | None) -> None:
-        """The role of a chat has waited for long enough, if it still waits: the attempt on `connection` goes on."""
-        waits = self.connection is connection and self in self._traffic.waiting and self._preamble
-        if waits and not is_done(self._preamble):
+    def _pass_on_role(self) -> None:
+        """The role of a chat has waited for long enough, if its attempt still waits."""
+        if self in self._traffic.waiting and not is_done(self._preamble):
             self._has_role_alone = True
             self._client.guard(partial(self._open_response, self._preamble))
+
+    def _end_role_timer(self) -> None:
+        if self._role_timer is not None:
+            self._role_timer.cancel()
+            self._role_timer = None
 
     def _hold_preamble(self, data: bytes) -> None:
         before = len(self._preamble)
@@ -240,6 +248,7 @@ class ProxiedRequest(RequestLifecycle):
             head = head[:-2] + b"connection: close\r\n\r\n"
         self._client.write(head + data)  # first: counting can wait
         self._head = b""
+        self._end_role_timer()
         self.start_response()
         if self._responses is not None and self._status == 200:
             named = _RESPONSE_ID.search(data)

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import uvloop
 
+from results.records.router_spec import RouterSpec
 from runners.child_process import end_on_signals
+from runners.router.messages import RouterLine, RouterOutcome, RouterTick
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.server.several import Processes
-from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
 
 COLLECT_AFTER = (10_000, 50, 50)
 """Thresholds of the garbage collector, which pauses the loop; connections leave no cycles, so it need not run often."""

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from results.records.instance_events import InstanceEvent
+from results.records.router_spec import RouterSpec
 from results.records.visible import visible
 from runners.router.cluster import Cluster
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
+from runners.router.messages import RouterError, RouterOutcome, RouterReady, RouterTick
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.reporting import ignore_event
@@ -32,7 +34,6 @@ from runners.router.server.pages import Pages, read_admin_token
 from runners.router.server.paths import ROUTED, ROUTED_TARGETS
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick
 from runners.router.tick import make_tick
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
@@ -291,6 +292,8 @@ class Server:
             connection.refuse(503, "the router is shutting down", "closing")
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only (in nginx: proxy_http_version 1.1)", "bad_request")
+        elif b"origin" in request.named and not request.is_json:  # a browser lets any web page send it
+            connection.refuse(415, "a web page sends its request with content-type application/json", "bad_request")
         else:
             if self._is_resting:
                 self._beat_within(self._pace_s)

@@ -21,17 +21,10 @@ from time import perf_counter_ns
 from urllib.parse import urlsplit
 
 from results.records.migrations import TickMigration
+from results.records.router_spec import RouterSpec
 from results.records.visible import visible
+from runners.router.messages import LATEST, RouterError, RouterOutcome, RouterReady, RouterTick, TickInstance
 from runners.router.server.process import RouterProcess
-from runners.router.spec import (
-    LATEST,
-    RouterError,
-    RouterOutcome,
-    RouterReady,
-    RouterSpec,
-    RouterTick,
-    TickInstance,
-)
 
 TICK_S = 1.0
 RESTART_S = 0.5

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
+from results.records.router_spec import PASSWORD, BindingRules
 from results.records.visible import visible
 from runners.router.counts import Counts
 from runners.router.sessions.redis_rows import SCRIPTS
-from runners.router.spec import PASSWORD, BindingRules
 
 UNANSWERED = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError, ValueError, RecursionError)
 """Errors of a connection; the last two if an answer violates Redis' protocol."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
+from results.records.router_spec import BindingRules
 from runners.router.counts import Counts
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, TableInstance, TableRow, read_row, script_argument
-from runners.router.spec import BindingRules
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one script call, during which Redis is blocked."""

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from launch.transfer_request import TransferRefused, check_transfer_request
+from results.records.router_spec import InstanceSpec
 from runners.router.facts import LONG_BYTES
 from runners.router.failure import REFUSALS
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer, fetch_metrics
 from runners.router.instances.upstream import Answer, Pool, resolve_instance
-from runners.router.spec import InstanceSpec, RouterError
+from runners.router.messages import RouterError
 from runners.router.transfer.counters import Counters, read_counters
 from runners.router.transfer.request_bodies import (
     ClientRequest,

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from results.records.decisions import RoutedRequest
 from results.records.instance_events import InstanceChange, InstanceEvent
+from results.records.router_spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.reporting import Report, ignore_event
-from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.quarantine import Pairs
 from runners.router.transfer.transports import find_mismatch
 

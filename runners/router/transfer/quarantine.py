@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from runners.router.spec import TransferRules
+from results.records.router_spec import TransferRules
 
 DOUBLINGS = 30
 """Limit of the exponent: the longest quarantine is reached long before."""

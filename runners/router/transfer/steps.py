@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runners.router.spec import KvEndpoint
+from results.records.router_spec import KvEndpoint
 from runners.router.transfer.engines import Engines, StepFailed
 from runners.router.transfer.move_rules import Admission
 from runners.router.transfer.movement import Movement

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Literal
 
 from results.records.decisions import KvTransfer
+from results.records.router_spec import InstanceSpec, TransferRules
 from runners.router.driver import Driver
 from runners.router.instances.upstream import Pool
 from runners.router.reporting import Report, ignore_event
-from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed, read_beside_loop

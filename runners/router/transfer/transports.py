@@ -15,7 +15,7 @@ import msgspec
 
 from launch.transfer_request import DECODE, PREFILL, Transferring
 from results.records.errors import DAMAGED_JSON
-from runners.router.spec import KvEndpoint
+from results.records.router_spec import KvEndpoint
 
 SOURCE_CACHED = "remote_prefill_cached_tokens"
 """Dropped, because with it the target would report the source's cached tokens as its own."""

@@ -22,7 +22,7 @@ FORMATS: Mapping[str, Reader] = {
     "tracon": open_tracon,
 }
 MAX_HASHES = 1 << 30
-"""Of a trace in memory: 8 GiB where turns share them, 40 GiB where the file states each."""
+"""Hashes of a trace in memory: 8 GiB where turns share them, 40 GiB where the file states each."""
 _MARKS = {"tracon": b'"tracon_trace"', "bailian": b'"chat_id"', "agentic": b'"requests"', "mooncake": b'"hash_ids"'}
 """A word in the first line that identifies the format, in the order of the checks."""
 

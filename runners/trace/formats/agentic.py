@@ -16,17 +16,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from results.records.trace_lines import Count, Positive
 from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, lay_out, order_turns
-from runners.trace.formats.decode import Count, Positive, decode_row
-from runners.trace.session import (
-    MAX_CHAINED_ID,
-    START,
-    Chain,
-    Session,
-    TraceFacts,
-    hash_count_fault,
-    shared_hashes,
-)
+from runners.trace.formats.decode import decode_row
+from runners.trace.session import MAX_CHAINED_ID, START, Chain, Session, TraceFacts, hash_count_fault, shared_hashes
 from runners.trace.source import MAX_DOCUMENT_BYTES, Document, OnProgress, TraceError, open_documents, read_lines
 
 

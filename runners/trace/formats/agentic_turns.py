@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runners.trace.formats.decode import Count, HashId, Positive, Seconds
-from runners.trace.session import MAIN, Turn
+from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
+from runners.trace.formats.decode import Seconds
 
 SLACK_S = 1.0
 """Tolerance: requests are recorded to the second, sub-agents to the millisecond."""

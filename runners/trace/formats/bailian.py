@@ -21,14 +21,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode_row
-from runners.trace.session import MAIN, Chain, Session, TraceFacts, Turn, hash_count_fault
+from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
+from runners.trace.formats.decode import Seconds, decode_row
+from runners.trace.session import Chain, Session, TraceFacts, hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16
 ROOT = -1
 MAX_COPY_BYTES = 8 << 30
-"""Of the temporary file; a trace with more text is rejected, so that a packed one does not fill the disk."""
+"""Size of the temporary file; a trace with more text is rejected, so that a packed one does not fill the disk."""
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,13 +7,9 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from runners.trace.session import MAX_HASH
 from runners.trace.source import TraceError
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-HashId = Annotated[int, msgspec.Meta(ge=0, le=MAX_HASH)]
 
 T = TypeVar("T")
 

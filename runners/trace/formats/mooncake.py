@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from runners.trace.formats.decode import Count, HashId, Positive, decode_row
-from runners.trace.session import MAIN, Chain, Session, TraceFacts, Turn, hash_count_fault
+from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
+from runners.trace.formats.decode import decode_row
+from runners.trace.session import Chain, Session, TraceFacts, hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 512

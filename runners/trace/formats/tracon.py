@@ -4,8 +4,8 @@
     {"session": "7", "turns": [{"arrival_s": 0.0, "input_tokens": 1030, "output_tokens": 12, "hashes": [4, 9]}, ...]}
     {"end": {"sessions": 1, "requests": 2}}
 
-A turn has the fields of `Turn`, without those at their default. `shared: [index, n]` prepends the first n hashes of an
-earlier turn of the session to `hashes`, so that the file does not repeat the history of a prompt.
+`results.records.trace_lines` declares its lines. A turn has no field at its default. `shared: [index, n]` prepends the
+first n hashes of an earlier turn of the session to `hashes`, so that the file does not repeat the history of a prompt.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
 import msgspec
 
 from results.records.layout import open_atomically
-from runners.trace.formats.decode import Count, HashId, Positive, decode_row
-from runners.trace.session import (
-    MAIN,
-    MAX_SESSION_HASHES,
-    Session,
-    TraceFacts,
+from results.records.trace_lines import (
+    TRACE_VERSION,
+    LineCounts,
+    PackedTurn,
+    StatedFacts,
+    TraceHeader,
+    TraceLine,
     Turn,
-    session_fault,
-    shared_hashes,
 )
+from runners.trace.formats.decode import decode_row
+from runners.trace.session import MAX_SESSION_HASHES, Session, TraceFacts, session_fault, shared_hashes
 from runners.trace.source import OnProgress, TraceError, read_one_file
-
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +47,6 @@ class Written:
     """From the first recorded send to the last."""
 
 
-class _Facts(msgspec.Struct, forbid_unknown_fields=True):
-    block_tokens: Positive
-    tail_rule: Literal["ceil", "floor"]
-    hash_scope: Literal["global", "session"]
-    hashes_chained: bool
-    has_sessions: bool
-
-
-class _Header(msgspec.Struct, forbid_unknown_fields=True):
-    tracon_trace: int
-    origin: str
-    facts: _Facts
-
-
-class _Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    hashes: list[HashId]
-    agent: str = MAIN
-    turn: int = 0
-    think_s: float | None = None
-    after: tuple[int, ...] = ()
-    shared: tuple[Annotated[int, msgspec.Meta(ge=0)], Positive] | None = None
-
-
-class _Counts(msgspec.Struct, forbid_unknown_fields=True):
-    sessions: Count
-    requests: Count
-
-
-class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A session, or the end."""
-
-    session: str = ""
-    turns: list[_Turn] = []
-    end: _Counts | None = None
-
-
 def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
     """The facts as stated in the file, and its sessions; holds one at a time."""
     lines = read_one_file(path, "a trace", on_progress)
@@ -94,9 +54,9 @@ def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[Trac
     if head is None:
         raise TraceError(path.name, 1, "the file has no header")
     file, line, text = head
-    header = decode_row(msgspec.json.Decoder(_Header), text, file, line)
-    if header.tracon_trace != VERSION:
-        raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {VERSION}")
+    header = decode_row(msgspec.json.Decoder(TraceHeader), text, file, line)
+    if header.tracon_trace != TRACE_VERSION:
+        raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {TRACE_VERSION}")
     facts = TraceFacts(source=path.name, **msgspec.structs.asdict(header.facts))
     return facts, _read_sessions(facts, file, line, lines)
 
@@ -108,16 +68,16 @@ def write_trace(path: Path | str, facts: TraceFacts, sessions: Iterable[Session]
     """
     path = Path(path)
     encode = msgspec.json.Encoder().encode
-    stated = _Facts(facts.block_tokens, facts.tail_rule, facts.hash_scope, facts.hashes_chained, facts.has_sessions)
+    stated = StatedFacts(**{name: getattr(facts, name) for name in StatedFacts.__struct_fields__})
     order = _Order(facts)
     with open_atomically(path) as raw, _open_packer(path.suffix, raw) as out:
-        out.write(encode(_Header(VERSION, f"{facts.format} {facts.source}", stated)) + b"\n")
+        out.write(encode(TraceHeader(TRACE_VERSION, f"{facts.format} {facts.source}", stated)) + b"\n")
         for line, session in enumerate(sessions, start=2):
             if fault := order.find_fault(session):
                 raise TraceError(path.name, line, fault)
-            out.write(encode(_Line(session.session, _pack_turns(session.turns))) + b"\n")
+            out.write(encode(TraceLine(session.session, _pack_turns(session.turns))) + b"\n")
         written = order.written
-        out.write(encode(_Line(end=_Counts(written.sessions, written.requests))) + b"\n")
+        out.write(encode(TraceLine(end=LineCounts(written.sessions, written.requests))) + b"\n")
     return written
 
 
@@ -164,7 +124,7 @@ class _Order:
 def _read_sessions(
     facts: TraceFacts, file: str, line: int, lines: Iterator[tuple[str, int, bytes]]
 ) -> Iterator[Session]:
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(TraceLine)
     order = _Order(facts)
     ended = False
     for _, line, text in lines:
@@ -184,7 +144,7 @@ def _read_sessions(
         raise TraceError(file, line, "the line with the counts is missing: the file is cut off")
 
 
-def _end_fault(row: _Line, stated: _Counts, counted: Written) -> str:
+def _end_fault(row: TraceLine, stated: LineCounts, counted: Written) -> str:
     if row.session or row.turns:
         return "a line must be a session or the end, not both"
     if (stated.sessions, stated.requests) == (counted.sessions, counted.requests):
@@ -195,13 +155,13 @@ def _end_fault(row: _Line, stated: _Counts, counted: Written) -> str:
     )
 
 
-def _unpack_session(row: _Line) -> tuple[Session, str]:
+def _unpack_session(row: TraceLine) -> tuple[Session, str]:
     """The session and its first fault; turns beyond MAX_SESSION_HASHES are left out, and `session_fault` names that."""
     turns: list[Turn] = []
     fault = ""
     unpacked = 0
     for index, turn in enumerate(row.turns):
-        hashes = tuple(turn.hashes)
+        hashes = turn.hashes
         if turn.shared is not None:
             base, count = turn.shared
             if base >= index or count > len(turns[base].hashes):
@@ -210,43 +170,23 @@ def _unpack_session(row: _Line) -> tuple[Session, str]:
             else:
                 hashes = turns[base].hashes[:count] + hashes
         unpacked += len(hashes)
-        turns.append(
-            Turn(
-                agent=turn.agent,
-                turn=turn.turn,
-                arrival_s=turn.arrival_s,
-                think_s=turn.think_s,
-                input_tokens=turn.input_tokens,
-                output_tokens=turn.output_tokens,
-                hashes=hashes,
-                after=turn.after,
-            )
-        )
+        fields = msgspec.structs.asdict(turn) | {"hashes": hashes}
+        del fields["shared"]
+        turns.append(Turn(**fields))
         if unpacked > MAX_SESSION_HASHES:
             break
     return Session(row.session, tuple(turns)), fault
 
 
-def _pack_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
+def _pack_turns(turns: tuple[Turn, ...]) -> list[PackedTurn]:
     packed = []
     latest: dict[str, int] = {}
     for index, turn in enumerate(turns):
         candidates = {0, latest.get(turn.agent, 0), *turn.after} if index else set()
         shared = max(((shared_hashes(turns[at].hashes, turn.hashes), -at) for at in candidates), default=(0, 0))
         latest[turn.agent] = index
-        packed.append(
-            _Turn(
-                arrival_s=turn.arrival_s,
-                input_tokens=turn.input_tokens,
-                output_tokens=turn.output_tokens,
-                hashes=list(turn.hashes[shared[0] :]),
-                agent=turn.agent,
-                turn=turn.turn,
-                think_s=turn.think_s,
-                after=turn.after,
-                shared=(-shared[1], shared[0]) if shared[0] else None,
-            )
-        )
+        fields = msgspec.structs.asdict(turn) | {"hashes": turn.hashes[shared[0] :]}
+        packed.append(PackedTurn(**fields, shared=(-shared[1], shared[0]) if shared[0] else None))
     return packed
 
 

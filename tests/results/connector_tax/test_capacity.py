@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity
-from results.connector_tax.goodput import Slo, measure_goodput
+from results.connector_tax.goodput import measure_goodput
 from results.connector_tax.saturation import judge_cells
+from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.records.estimate import Estimate
 from results.records.layout import ConfigLayout

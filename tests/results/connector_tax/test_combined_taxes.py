@@ -15,13 +15,9 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
     TaxAmplification,
-    Trend,
-    _fit_slope,
-    _weigh_taxes,
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
-    follow_trends,
     judge_sum,
     nixl_gap,
     reference_load,
@@ -30,6 +26,7 @@ from results.connector_tax.hypotheses import judge_input_trend
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.summary import Shape
 from results.connector_tax.tax import Metric
+from results.connector_tax.trends import Trend, _fit_slope, _weigh_taxes, follow_trends
 from results.records.estimate import Estimate
 from results.records.reference_rates import REF_SAFE, ReferenceRates
 from results.statistics.judgement import Outcome, Verdict

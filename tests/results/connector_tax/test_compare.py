@@ -89,14 +89,35 @@ def test_taxes_stand_side_by_side_with_their_difference(comparison: Comparison) 
     assert row.verdict == Verdict.HIGHER
 
 
-def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    other = replace(SECOND, configs={"plain": Behavior(), "mooncake_both": Behavior(0.35, knee_per_s=2)})
-    comparison = compare_runs(roots[0], write_run(tmp_path / "knee", other).root)
-    rows = rows_of(comparison, "Taxes", reference="ref_safe", tax="TTFT p90")
-    assert [row.change.reason for row in rows] == ["measured at 2 req/s and at 1 req/s"]
-    safe = next(row for row in comparison.stated if row[0] == "ref_safe")
-    assert (safe[1][:7], safe[2][:7]) == ("2 req/s", "1 req/s")
-    assert "mooncake_both" in safe[2]
+def write_knees(folder: Path, nixl_per_s: float, plain_per_s: float) -> Path:
+    """A run of which ref_safe and ref_load are half of these rates."""
+    configs = {
+        "plain": Behavior(knee_per_s=plain_per_s), "mooncake_both": Behavior(0.35),
+        "nixl_both": Behavior(knee_per_s=nixl_per_s),
+    }  # fmt: skip
+    return write_run(folder, replace(SECOND, configs=configs, rates_per_s=(1, 2, 4, 8))).root
+
+
+def test_runs_with_other_reference_rates_compare_the_taxes_at_the_rate_that_they_share(tmp_path: Path) -> None:
+    comparison = compare_runs(write_knees(tmp_path / "monday", 2, 4), write_knees(tmp_path / "tuesday", 4, 8))
+    assert [(name, first[:7], second[:7]) for name, first, second in comparison.stated] == [
+        ("ref_safe", "1 req/s", "2 req/s"), ("ref_load", "2 req/s", "4 req/s"),
+    ]  # fmt: skip
+    taxes = rows_of(comparison, "Taxes", config="mooncake_both")
+    assert {(row.key["req/s"], row.key["reference"], row.key_in_second["reference"]) for row in taxes} == {
+        ("2", "ref_load", "ref_safe")
+    }
+    assert all(row.change.value is not None and row.p is not None for row in taxes)
+    table = next(one for one in describe_comparison(comparison).tables if one.title == "Taxes")
+    assert {row[:3] for row in table.rows} == {("ref_load (second: ref_safe)", "A", "2")}
+    alone = {
+        side: {name for name in names if name.startswith("Taxes") and name.endswith("mooncake_both, TTFT p90")}
+        for side, names in (("first", comparison.only_first), ("second", comparison.only_second))
+    }
+    assert alone == {
+        "first": {"Taxes: ref_safe, A, 1, 4096x256, mooncake_both, TTFT p90"},
+        "second": {"Taxes: ref_load, A, 4, 4096x256, mooncake_both, TTFT p90"},
+    }
 
 
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
@@ -262,7 +263,7 @@ def slow_down(root: Path, config: str, stem: str, seconds: float) -> None:
 def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None:
     text = report_text(analysis)
     assert "## Confirm stage\n\nVerdicts rest on these launches." in text
-    assert "criterion 3 is judged in Phase A only" in text
+    assert "or all of them where 3 did. Criterion 3 is the growth of TTFT p90 over half the rate" in text
     assert text.count("Descriptive: one launch per config and phase. No verdict rests on these cells") == 3
     assert "undecided; effects above" in text
     assert "Brackets hold for each number by itself; those of the substrate tax hold for all configs together." in text
@@ -405,4 +406,22 @@ def test_rates_that_the_plan_fixed_are_no_gap_and_stand_beside_those_of_phase_a(
     answers = {answer.name: answer.text for answer in build_page(found).answers}
     assert answers["Reference rates"] == f"ref_safe 2 req/s and ref_load 4 req/s; {why}."
     assert "Rates without saturation" not in answers
+    assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "is missing"), (b"{", "is damaged")])
+def test_rates_that_the_plan_fixed_survive_the_loss_of_their_file(root: Path, content: bytes | None, why: str) -> None:
+    layout = RunLayout(root)
+    plan = json.loads(layout.plan.read_bytes())
+    plan["inputs"]["grid"] |= {"ref_safe_per_s": 2.0, "ref_load_per_s": 4.0}
+    layout.plan.write_text(json.dumps(plan))
+    layout.reference_rates.unlink(missing_ok=True)
+    if content is not None:
+        layout.reference_rates.write_bytes(content)
+    found = analyze(root)
+    assert (found.rates.fixed, found.rates.ref_safe_per_s, found.rates.ref_load_per_s) == (True, 2.0, 4.0)
+    assert found.rates.ref_safe_reason.startswith("fixed by the plan; Phase A gives 4 req/s")
+    (gap,) = found.gaps
+    assert why in gap.reason
+    assert gap.reason.endswith("the reference rates are those the plan fixes")
     assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.saturation import choose_reference_rates, reference_rates
+from results.connector_tax.saturation import choose_reference_rates, judge_cells, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, judge
 from results.connector_tax.summary import CellSummary
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
-from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates, Thresholds
+from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, ReferenceRates, Thresholds
 from results.records.schemas import CellRecord
 from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
@@ -250,6 +250,65 @@ def test_trials_of_a_rate_decide_together() -> None:
     assert reference_rates([cell(rate=1.0), *trials]).ref_load_per_s == 2.0
     trials = [replace(one, values=cell(waiting=5.0).values) for one in trials[:2]] + trials[2:]
     assert reference_rates([cell(rate=1.0), *trials]).ref_load_per_s == 1.0
+
+
+def launch_twice(ratios: Sequence[float | None]) -> list[CellSummary]:
+    """A confirm stage of plain at 2 and 4 req/s: a launch per ratio of TTFT p90; None = it is not known at 4 req/s."""
+    slower = [cell(rate=2.0, phase="confirm", trial=trial) for trial in range(len(ratios))]
+    loaded = [
+        cell(phase="confirm", trial=trial, ttft_p90_s=None if ratio is None else 0.2 * ratio)
+        for trial, ratio in enumerate(ratios)
+    ]
+    return [*slower, *loaded]
+
+
+def judge_loaded(cells: Sequence[CellSummary]) -> list[CellSaturation]:
+    judged = judge_cells(cells)
+    assert not any(one.saturated for one in judged if one.rate_per_s == 2.0)
+    return [one for one in judged if one.rate_per_s == 4.0]
+
+
+def test_confirmed_launches_judge_the_growth_of_ttft_together() -> None:
+    loaded = judge_loaded(launch_twice([1.9, 2.0, 2.2]))
+    assert [one.fired for one in loaded] == [(GROWTH,)] * 3
+    growth = loaded[0].criteria[2]
+    assert growth.measured == pytest.approx((1.9 * 2.0 * 2.2) ** (1 / 3))
+    assert growth.low is not None
+    assert 1.5 < growth.low < 1.9
+    calm = judge_loaded(launch_twice([1.0, 1.1, 1.05]))
+    assert [(one.saturated, one.criteria[2].fired) for one in calm] == [(False, False)] * 3
+
+
+@pytest.mark.parametrize(
+    ("ratios", "reason"),
+    [
+        ([1.2, 2.0, 1.9], "its interval holds the threshold"),
+        ([2.0, 2.0], "2 launches measured both rates; it takes 3"),
+        ([2.0, None, 2.0], "TTFT p90 is not known in 1 of 3 launches"),
+    ],
+)
+def test_where_launches_do_not_agree_or_lack_the_growth_is_open(ratios: list[float | None], reason: str) -> None:
+    for one in judge_loaded(launch_twice(ratios)):
+        assert (one.saturated, one.criteria[2].fired, one.criteria[2].reason) == (False, None, reason)
+
+
+def test_degraded_launches_and_other_rates_take_no_part_in_the_growth() -> None:
+    cells = [*launch_twice([2.0, 2.0, 2.1]), cell(phase="confirm", trial=3, ttft_p90_s=9.0, degraded="slow client")]
+    cells.append(cell(rate=2.0, phase="confirm", trial=3))
+    judged = judge_loaded(cells)
+    assert [one.saturated for one in judged] == [True, True, True, None]
+    assert judged[0].criteria[2].measured == pytest.approx((2.0 * 2.0 * 2.1) ** (1 / 3))
+    apart = [replace(one, rate_per_s=3.0 * one.rate_per_s) if one.rate_per_s == 4.0 else one for one in cells]
+    assert all("half the rate" in (one.criteria[2].reason or "") for one in judge_cells(apart) if one.trial < 3)
+
+
+def test_a_growth_at_the_threshold_seldom_fires() -> None:
+    rng, runs = np.random.default_rng(0), 1000
+    fired = sum(
+        judge_cells(launch_twice(list(1.5 * np.exp(0.15 * rng.standard_normal(5)))))[-1].criteria[2].fired is True
+        for _ in range(runs)
+    )
+    assert fired / runs <= 0.025 + 3 * (0.025 * 0.975 / runs) ** 0.5
 
 
 states = st.lists(st.sampled_from([True, False, None]), min_size=4, max_size=4)

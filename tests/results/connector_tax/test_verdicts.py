@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from results.connector_tax import hypotheses as rules
 from results.connector_tax import verdicts as criteria
-from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, judge_sum
+from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, judge_sum
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
+from results.connector_tax.trends import Trend
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow

@@ -220,19 +220,19 @@ def grid(
 def write_run(root: Path, records: Sequence[LifecycleRecord], *, analysis: dict[str, Any] | None = None) -> Path:
     """Write the run folder as a finished campaign leaves it, with one configuration that was left out."""
     layout = LifecycleLayout(root)
-    cells: dict[tuple[int, int, int], list[LifecycleRecord]] = {}
+    cells: dict[tuple[int, int, int, int], list[LifecycleRecord]] = {}
     for record in records:
-        write_indented_json(layout.record(record.config, record.repetition), record)
-        cells.setdefault(record.config.key, []).append(record)
+        write_indented_json(layout.record(record.config, record.repetition, record.trial), record)
+        cells.setdefault((record.trial, *record.config.key), []).append(record)
     for own in cells.values():
-        mark = layout.cell(own[0].config)
-        paths = [layout.record(record.config, record.repetition) for record in own]
+        mark = layout.cell(own[0].config, own[0].trial)
+        paths = [layout.record(record.config, record.repetition, record.trial) for record in own]
         mark.parent.mkdir(parents=True)
         checksums = {f"../../{path.name}": sha256(path) for path in paths}
         engines = {side: {"block_tokens": BLOCK} for side in ("prefill", "decode")}
         mark_content = {"cell": own[0].config.label, "checksums": checksums, "discarded": [], "engines": engines}
         mark.write_bytes(msgspec.json.encode(mark_content))
-    keys = [*cells, (131_072, 8192, 32)]
+    keys = [*cells, (0, 131_072, 8192, 32)]
     plan = {
         "experiment": "pd-lifecycle",
         "profile": "cpu-tiny",
@@ -246,12 +246,13 @@ def write_run(root: Path, records: Sequence[LifecycleRecord], *, analysis: dict[
         },
         "cells": [
             {
-                "cell": f"sweep/C{context}_N{size}_O{length}",
+                "cell": f"sweep/C{context}_N{size}_O{length}" + (f"/t{trial}" if trial else ""),
                 "kind": "lifecycle",
+                "trial": trial,
                 "params": {"prior_context": context, "new_tokens": size, "output_length": length}
                 | ({"why_not": "longer than the model's context"} if context == 131_072 else {}),
             }
-            for context, size, length in keys
+            for trial, context, size, length in keys
         ],
     }
     (root / "plan.json").write_bytes(msgspec.json.encode(plan))

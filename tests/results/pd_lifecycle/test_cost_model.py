@@ -286,6 +286,29 @@ def test_operations_that_cost_time_of_their_own_leave_no_limit() -> None:
     assert costs.curve[0].operations == pytest.approx((2 + 512 * 512 / 32_768) / 2)
 
 
+def test_the_launches_decide_whether_an_operation_has_a_cost() -> None:
+    """Each launch shows its own cost surely; three that differ show none, and three that agree do."""
+
+    def launch(seed: int, gamma_ms: float) -> Transfers:
+        base = _transfers(seed, noise=0.02, per_size=40)
+        operations = np.where(np.arange(base.n) % 2, 2.0, base.bytes / 32_768)
+        return _made(base.bytes, base.ms + gamma_ms * operations, operations, base.size)
+
+    differing = _join([launch(seed, gamma_ms) for seed, gamma_ms in enumerate((0.012, 0.0, 0.006))])
+    together = _fit(replace(differing, launch=np.zeros(differing.n, dtype=np.int64)))
+    assert together.with_operations.gamma_ms is not None
+    assert together.with_operations.gamma_ms.excludes(0), "by the spread over cells"
+    costs = _fit(differing)
+    assert costs.with_operations.gamma_ms is not None
+    assert not costs.with_operations.gamma_ms.excludes(0)
+    assert "a write operation adds" in together.knee.reason
+    assert "a write operation adds" not in costs.knee.reason
+    agreeing = _fit(_join([launch(seed, gamma_ms) for seed, gamma_ms in enumerate((0.050, 0.051, 0.049))]))
+    assert agreeing.with_operations.gamma_ms is not None
+    assert agreeing.knee.asymptote_gbps.value is None
+    assert f"a write operation adds {agreeing.with_operations.gamma_ms.text(3)} ms" in agreeing.knee.reason
+
+
 def test_operations_without_a_cost_leave_the_limit_where_it_is() -> None:
     base = _transfers(9, noise=0.05, per_size=40)
     operations = np.where(np.arange(base.n) % 2, 2.0, base.bytes / 32_768)
@@ -325,4 +348,4 @@ def test_the_bandwidth_is_the_records_own() -> None:
     assert transfers.gbps.tolist() == [1.5]
     assert transfers.ms.tolist() == [one.breakdown_ms["rdma_transfer"]]
     moved = one.transfer_detail.bytes_transferred or 0
-    assert values_of([split])["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)
+    assert values_of([split], 1)["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,8 @@ import pytest
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analyze import analyze
+from results.pd_lifecycle.by_launch import find_incomplete_launches, size_of
+from results.pd_lifecycle.compare import build_comparable
 from results.pd_lifecycle.draw import DRAWERS, draw_overhead
 from results.pd_lifecycle.figures import build_figures, list_baselines
 from results.pd_lifecycle.first_repetitions import compare_first_repetitions
@@ -31,7 +33,9 @@ from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import list_limits
 from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.tables import build_tables
+from results.pd_lifecycle.write import build_aggregate
 from results.records.estimate import Estimate, unknown
+from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.report.output import draw
 from results.statistics.judgement import Judgement, Outcome
@@ -150,10 +154,13 @@ def test_a_slow_repetition_moves_the_mean_and_not_what_decides() -> None:
 def test_the_values_of_a_configuration_are_over_its_launches() -> None:
     records = [one for one in _launched(np.random.default_rng(3), by_launch=0.3) if one.counted]
     own = [one for one in records if one.config.key == (0, 512, 1)]
-    estimate = values_of(own)["client_ttft"]
-    each = [values_of([one for one in own if one.trial == trial])["client_ttft"].value for trial in range(3)]
+    estimate = values_of(own, 3)["client_ttft"]
+    each = [values_of([one for one in own if one.trial == trial], 1)["client_ttft"].value for trial in range(3)]
     assert estimate.value == pytest.approx(np.mean(np.array(each, dtype=np.float64)))
     assert (estimate.launches, estimate.n) == (3, 9)
+    some = values_of([one for one in own if one.trial], 3)["client_ttft"]
+    assert some.value == pytest.approx(np.mean(np.array(each[1:], dtype=np.float64)))
+    assert (some.low, some.reason) == (None, "2 of 3 launches have this configuration"), "no spread of repetitions"
 
 
 def _with_a_stalled_launch() -> list[LifecycleRecord]:
@@ -173,7 +180,7 @@ def _with_a_stalled_launch() -> list[LifecycleRecord]:
 
 def test_no_interval_of_a_duration_reaches_below_zero_and_those_of_differences_may() -> None:
     records = [one for one in _with_a_stalled_launch() if one.counted]
-    values = values_of([one for one in records if one.config.key == (0, 512, 1)])
+    values = values_of([one for one in records if one.config.key == (0, 512, 1)], 3)
     for name in ("e2e", "p_prefill", "rdma_transfer", "client_ttft", "colo_ttft", "plain_ttft"):
         assert (values[name].low or 0.0) >= 0, name
     assert values["client_ttft"].low == 0
@@ -198,9 +205,6 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
         truth = Truth(alpha_ms=alpha_ms, prefill_ms_per_token=0.001, noise=0.01)
         return (replace(one, trial=trial) for one in grid(truth, sizes=(4096, 8192), seed=trial))
 
-    def size_of(one: LifecycleRecord) -> tuple[int, int]:
-        return one.config.prior_context, one.config.current_new_tokens
-
     alike = [one for trial in range(3) for one in launch(trial, 40.0)]
     assert verdicts.judge_dominance(alike, 4000).outcome is Outcome.HOLDS
     differing = [one for trial, alpha in enumerate((40.0, 40.0, 0.01)) for one in launch(trial, alpha)]
@@ -211,7 +215,99 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
     assert 0 < (sure.p or 0) < 0.05 < (unsure.p or 0)
     assert verdicts.judge_dominance(alike[: len(alike) // 3], 4000).p is None, "one launch gives no p"
     lacking = [one for one in alike if one.trial or size_of(one) != (0, 4096)]
-    assert verdicts.judge_dominance(lacking, 4000).p is None, "a size without a number is no p of all sizes"
+    unmeasured = verdicts.judge_dominance(lacking, 4000)
+    assert unmeasured.p is None, "a size without a number is no p of all sizes"
+    assert unmeasured.outcome is Outcome.UNDECIDED
+    assert unmeasured.reason.startswith("no interval at C=0 N=4096: not measured in every launch")
+    assert "longer at 4 of 4 (C, N)" in unmeasured.reason, "by the point it has a value"
+    sizes = sorted({size_of(one) for one in alike})
+    nowhere = [one for one in alike if sizes.index(size_of(one)) % 3 != one.trial]
+    nothing = verdicts.judge_dominance(nowhere, 4000)
+    assert (nothing.outcome, nothing.p) == (Outcome.UNDECIDED, None), "output lengths of a launch are no launches"
+    assert "no size was measured in every launch" in nothing.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes_by_launch", "left_out"),
+    [
+        ((6, 6, 6, 6, 2), [4]),
+        ((6, 2, 6, 6, 1), [1, 4]),
+        ((6, 6, 6, 3), []),
+        ((6, 6, 2), []),
+        ((6, 6, 2, 1), []),
+        ((2, 2, 2), []),
+    ],
+    ids=["one short", "two short", "half is enough", "three must remain", "all or none", "none is short"],
+)
+def test_a_launch_with_fewer_than_half_of_the_sizes_is_left_out(
+    sizes_by_launch: Sequence[int], left_out: Sequence[int]
+) -> None:
+    records = [
+        replace(ONE, config=RequestConfig(0, 512 * place, 1), trial=trial)
+        for trial, count in enumerate(sizes_by_launch)
+        for place in range(1, count + 1)
+    ]
+    incomplete = find_incomplete_launches(records)
+    assert [one.trial for one in incomplete] == left_out
+    assert [(one.measured, one.of) for one in incomplete] == [(sizes_by_launch[trial], 6) for trial in left_out]
+
+
+def _launch_grids(launches: int, short: int) -> Iterator[LifecycleRecord]:
+    """Launches of six (C, N), of which the last one was stopped after `short` of them."""
+    for trial in range(launches):
+        records = grid(Truth(), sizes=(512, 2048, 8192), lengths=(1,), seed=trial)
+        for one in islice(records, None if trial < launches - 1 else 5 * short):
+            yield replace(one, trial=trial)
+
+
+def test_a_launch_that_was_stopped_early_costs_the_others_no_verdict(tmp_path: Path) -> None:
+    analysis = analyze(write_run(tmp_path, tuple(_launch_grids(5, short=2))))
+    assert analysis.launches == 4
+    assert len(analysis.overheads) == 6
+    assert all(cell.change.launches == 4 and cell.sign is not None for cell in analysis.overheads)
+    assert (analysis.costs.ordinary.r2.launches, analysis.costs.ordinary.r2.low is None) == (4, False)
+    assert {row.counted for row in analysis.configs} == {12}
+    why = "has 2 of 6 (C, N): left out of what is compared over launches (trial 4 in the files)"
+    assert analysis.gaps[0] == build_aggregate(analysis).gaps[0] == Gap("launch 5", why)
+    assert f"launch 5 {why}" in build_page(analysis).trouble
+    assert "all 78 requests have all phases" in analysis.criteria[0].reason, "stamps are counted in every launch"
+    phases = build_figures(analysis)[0].table
+    assert set(phases["n"]) == {12}, "three counted repetitions of four launches"
+
+
+def test_a_short_launch_stays_where_too_few_others_remain(tmp_path: Path) -> None:
+    analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=2))))
+    assert (analysis.launches, analysis.left_out) == (3, ())
+    assert [cell.sign is None for cell in analysis.overheads] == [False, False, True, True, True, True]
+
+
+def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> None:
+    """Two of three launches recorded bytes: the cells of two launches show a line, and give no verdict."""
+    records = [
+        one if one.trial else replace(one, transfer_detail=replace(one.transfer_detail, bytes_transferred=None))
+        for one in _launch_grids(3, short=6)
+    ]
+    linearity = analyze(write_run(tmp_path, records)).criteria[2]
+    assert (linearity.name, linearity.outcome, linearity.p) == ("3", Outcome.UNDECIDED, None)
+    assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3")
+
+
+def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
+    """A (C, N) with the two degrees of freedom of three launches shows hardly any change."""
+    analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=6))))
+    (measure,) = [one for one in build_comparable(analysis).measures if one.table == "TTFT over the whole grid"]
+    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE}
+    (over,) = [one for one in analysis.grid_overheads if one.change.value is not None]
+    assert (measure.estimate, measure.degrees) == (over.change, 2)
+
+
+def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:
+    records = [replace(one, trial=trial) for trial in range(3) for one in grid(Truth(), sizes=(512, 2048), seed=trial)]
+    three = analyze(write_run(tmp_path, records))
+    for launches, words in ((3, "the intervals over the launches do not depend on it"), (1, "are multiplied by it")):
+        tables = build_tables(replace(three, launches=launches))
+        (note,) = [table.note for table in tables if table.title.startswith("Overhead over")]
+        assert words in note
 
 
 def _with_p(*of: tuple[float, float]) -> list[OverheadCell]:

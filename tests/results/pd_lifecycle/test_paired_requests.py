@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from scipy import stats
 
 from results.pd_lifecycle import verdicts
-from results.pd_lifecycle.overheads import find_break_evens, group_by_size, measure_overheads
+from results.pd_lifecycle.overheads import find_break_evens, measure_overheads
 from results.pd_lifecycle.paired_requests import (
     COMBINED,
     OVERHEAD,
@@ -93,19 +94,37 @@ def test_a_known_order_effect_cancels_and_is_recovered() -> None:
     plain, moved = (tuple(grid(replace(quiet, order_ms=by), sizes=SIZES, repetitions=6)) for by in (0.0, 6.0))
     for without, with_effect in zip(measure_overheads(plain), measure_overheads(moved), strict=True):
         assert with_effect.overhead_ms.value == pytest.approx(without.overhead_ms.value, abs=0.01)
-    effects = {(one.name, one.prior_context): one.effect_ms for one in measure_order_effects(group_by_size(moved))}
+    effects = {(one.name, one.prior_context): one.effect_ms for one in measure_order_effects(moved)}
     assert effects[OVERHEAD, None].value == pytest.approx(12.0, abs=0.01)
     assert effects[TTFT, None].value == pytest.approx(6.0, abs=0.01)
     assert effects[COMBINED, 4096].value == pytest.approx(-6.0, abs=0.01)
     assert effects[OVERHEAD, None].low == pytest.approx(12.0, abs=0.01)
-    criterion = verdicts.judge_overhead(measure_overheads(moved), (), measure_order_effects(group_by_size(moved)))
+    criterion = verdicts.judge_overhead(measure_overheads(moved), (), measure_order_effects(moved))
     assert "order effect, cancelled here (combined first minus handover first): 12.0" in criterion.reason
+
+
+def test_an_order_effect_over_launches_is_as_uncertain_as_they_differ() -> None:
+    """Every (C, N) of a launch has its effect: 12 (C, N) that agree say nothing of another launch."""
+    quiet = Truth(noise=0.0, jitter_ms=0.001)
+    records = [
+        replace(one, trial=trial)
+        for trial, by in enumerate((2.0, 6.0, 10.0))
+        for one in grid(replace(quiet, order_ms=by), sizes=SIZES, repetitions=6)
+    ]
+    (over_all, *_) = measure_order_effects(records)
+    assert (over_all.name, over_all.prior_context) == (OVERHEAD, None)
+    effect = over_all.effect_ms
+    assert effect.value == pytest.approx(12.0, abs=0.01)
+    assert effect.low == pytest.approx(12.0 - 4.302653 * 8 / math.sqrt(3), abs=0.05)
+    assert (effect.launches, effect.n) == (3, 2 * len(SIZES))
+    (alone, *_) = measure_order_effects([one for one in records if one.trial == 1])
+    assert alone.effect_ms.low == pytest.approx(12.0, abs=0.01)
 
 
 def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
     records = [record for record in grid(Truth(order_ms=6.0), contexts=(0,), sizes=(512,), lengths=(32,))]
     (cell,) = measure_overheads(records)
-    row = values_of([record for record in records if record.counted])
+    row = values_of([record for record in records if record.counted], 1)
     assert row["pdsep_overhead"].value == pytest.approx(cell.overhead_ms.value)
     assert row["client_ttft"].value == pytest.approx(cell.pdsep_ttft_ms.value)
     assert row["colo_ttft"].value == pytest.approx(cell.colo_ttft_ms.value)

@@ -17,6 +17,7 @@ from results.records.routing_cells import (
     RoutingBreakdown,
     RoutingNumbers,
     decode_breakdown,
+    upgrade_config_from_1,
 )
 
 PICKS = PickCounts(3, {"bound": 1, "cold": 2}, {"e0": {"bound": 1, "cold": 2}}, {"ok": 3}, 0, {}, 7)
@@ -80,3 +81,8 @@ def test_numbers_of_an_older_version_are_read() -> None:
     del row["values"]["apc"]["launches"]
     numbers = msgspec.json.decode(msgspec.json.encode(row), type=RoutingNumbers)
     assert (numbers.values, numbers.movements) == (NUMBERS.values, KvMovements())
+
+
+def test_settings_of_version_1_have_the_present_name_of_the_position() -> None:
+    row = {"cell": "a", "place": 3, "parameters": {"place": "ring"}}
+    assert upgrade_config_from_1(row) == {"cell": "a", "position": 3, "parameters": {"place": "ring"}, "version": 2}

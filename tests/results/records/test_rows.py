@@ -9,10 +9,12 @@ import msgspec
 import pytest
 
 from results.records.decisions import DecisionRecord
+from results.records.declaration import UnknownVersion
+from results.records.lifecycle_cells import decode_cell
 from results.records.plan import CellPlan, RunPlan, upgrade_plan
 from results.records.rows import decode_row, decode_rows
 from results.records.samples import InterferenceRecord
-from results.records.turns import upgrade_cell_from_1
+from results.records.turns import CELL_UPGRADES, upgrade_cell_from_1
 from tests.results.routing.logs import Log
 
 ENCODE = msgspec.json.encode
@@ -122,3 +124,38 @@ def test_a_cell_of_version_1_has_the_present_names_of_its_transfer_rules() -> No
     row = {"cell": "a", "router": {"picks": 1, "transfer": RULES}, "version": 1}
     assert upgrade_cell_from_1(row)["router"] == {"picks": 1, "transfer": {"priority": -1, "timeout_s": 10.0}}
     assert upgrade_cell_from_1({"router": {}})["router"] == {}
+
+
+def test_a_cell_of_version_2_has_the_present_names_of_its_position_and_seed() -> None:
+    row = {"cell": "a", "place": 3, "seed": 5, "parameters": {"place": "ring"}, "version": 2}
+    assert CELL_UPGRADES[2](row) == {
+        "cell": "a",
+        "position": 3,
+        "replay_seed": 5,
+        "parameters": {"place": "ring"},
+        "version": 3,
+    }
+
+
+def test_a_plan_has_the_present_name_of_a_position() -> None:
+    """A policy's own parameter of the old name stays."""
+    params = {"place": 3, "parameters": {"place": "ring"}}
+    cell = CellPlan("trials/sticky/t0", "trials", "replay", None, "sticky", params)
+    plan = RunPlan("routing", "cpu-tiny", "full", (), 1, (), (cell,), 1.0, {}, "f")
+    assert upgrade_plan(plan).cells[0].params == {"position": 3, "parameters": {"place": "ring"}}
+
+
+def test_a_lifecycle_cell_of_an_older_version_has_the_present_names() -> None:
+    row = {
+        "cell": "sweep/C0_N1_O1",
+        "place": 2,
+        "aged": {"requests": 1, "tokens": 7, "seconds": 0.5, "reason": ""},
+        "seedings": [
+            {"prior_context": 0, "emptied": "", "tries": 4, "held": {"prefill": 0, "decode": 0}, "t_unix_s": 1.0}
+        ],
+    }
+    for version in ({}, {"version": 1}, {"version": 2}):
+        cell = decode_cell(msgspec.json.encode(row | version))
+        assert (cell.position, cell.aged.duration_s, cell.seedings[0].attempts, cell.version) == (2, 0.5, 4, 3)
+    with pytest.raises(UnknownVersion):
+        decode_cell(msgspec.json.encode(row | {"version": 4}))

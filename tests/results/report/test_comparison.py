@@ -42,9 +42,9 @@ def claim(name: str, outcome: Outcome = Outcome.HOLDS) -> Judgement:
     return Judgement(name, "it persists", "a rule", outcome, f"{name}: {outcome}")
 
 
-def tax(low: float, high: float, verdict: Verdict | None, *, config: str = "nixl", at: str = "4 req/s") -> Measure:
+def tax(low: float, high: float, verdict: Verdict | None, *, config: str = "nixl") -> Measure:
     value = Estimate((low + high) / 2, low, high, 90, launches=3)
-    return Measure("Taxes", {"config": config}, value, "%", ratio=False, verdict=verdict, at=at)
+    return Measure("Taxes", {"config": config}, value, "%", ratio=False, verdict=verdict)
 
 
 def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
@@ -119,12 +119,15 @@ def test_numbers_pair_by_their_identity_and_are_counted_where_one_run_has_them_a
     assert rows == (("second", "Taxes", "noop", "2"),)
 
 
-def test_verdicts_of_numbers_at_two_loads_are_no_contradiction() -> None:
-    same = tax(0.1, 0.2, None, config="noop")
-    comparison = compare(
-        run("monday", tax(-0.3, -0.1, Verdict.LOWER), same), run("tuesday", tax(0.1, 0.3, Verdict.HIGHER, at="8"), same)
-    )
-    assert comparison.opposite == ()
+def test_a_number_that_the_runs_name_otherwise_is_shown_with_both_names() -> None:
+    first = replace(tax(-0.3, -0.1, Verdict.LOWER), key={"reference": "ref_load", "config": "nixl"}, id="nixl at 4")
+    second = replace(tax(0.1, 0.3, Verdict.HIGHER), key={"reference": "ref_safe", "config": "nixl"}, id="nixl at 4")
+    comparison = compare(run("monday", first), run("tuesday", second))
+    tables = {table.title: table.rows for table in describe_comparison(comparison).tables}
+    assert tables["Taxes"][0][:2] == ("ref_load (second: ref_safe)", "nixl")
+    assert tables["Opposite verdicts"][0][0] == "Taxes: ref_load, nixl (second: Taxes: ref_safe, nixl)"
+    data = json.loads(msgspec.json.encode(to_json(comparison)))["changes"][0]
+    assert (data["key"]["reference"], data["key_in_second"]["reference"]) == ("ref_load", "ref_safe")
 
 
 def test_a_ratio_to_an_interval_that_reaches_zero_says_so() -> None:
@@ -228,16 +231,6 @@ def test_a_spread_within_one_launch_is_never_disjoint() -> None:
     comparison = compare(run("monday", tax(-0.36, -0.14, Verdict.LOWER)), run("tuesday", single))
     assert comparison.disjoint == ()
     assert "runs made with `--trials 3` give a verdict" in comparison.changes[0].withheld
-
-
-def test_numbers_under_other_conditions_are_shown_and_not_compared() -> None:
-    same = tax(0.1, 0.2, None, config="noop")
-    comparison = compare(
-        run("monday", tax(0.1, 0.2, None), same), run("tuesday", tax(0.5, 0.6, None, at="8 req/s"), same)
-    )
-    change = comparison.changes[0]
-    assert change.change.reason == "measured at 4 req/s and at 8 req/s"
-    assert not change.disjoint
 
 
 def test_what_only_one_run_has_is_listed() -> None:

@@ -38,5 +38,12 @@ def test_connector_tax_measured_twice_compares_latencies_and_taxes_at_equal_rate
     assert comparison.disjoint == ()
     judged = [change for change in comparison.changes if change.p is not None]
     taxes = [change for change in judged if "tax" in change.key]
-    assert (len(judged) - len(taxes), len(taxes)) == (82, 42)
-    assert all("2048x" in change.key["shape"] for change in taxes)
+    assert (len(judged) - len(taxes), len(taxes)) == (82, 62)
+    at_own_rate = [change for change in taxes if change.key["req/s"] == "16"]
+    assert len(at_own_rate) == 42
+    assert all("2048x" in change.key["shape"] for change in at_own_rate)
+    others = [change for change in taxes if change not in at_own_rate]
+    assert {(change.key["reference"], change.key_in_second["reference"], change.key["req/s"]) for change in others} == {
+        ("ref_load", "ref_safe", "64")
+    }
+    assert sum(change.key["shape"] == "512x32" for change in others) == 14

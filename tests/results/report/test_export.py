@@ -163,9 +163,40 @@ def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
     tax = made("connector-tax")
     folder = Path(shutil.copytree(tax.folder, tmp_path / "out"))
     path = RunLayout(folder).comparable
-    path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":1', b'"format":99', 1))
+    path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":2', b'"format":99', 1))
     with pytest.raises(ResultsError, match=says) as caught:
         compare_runs(tax.run, folder)
+    assert "tracon export" in caught.value.remedy
+
+
+def test_format_1_named_the_reference_rate_of_a_tax_and_states_its_rate_when_read(tmp_path: Path) -> None:
+    latency = {"table": "Latencies", "key": {"phase": "A"}, "estimate": {"value": 1.0}, "id": "ttft_s p90"}
+    key = {"reference": "ref_load", "phase": "Bp", "shape": "128x32", "config": "nixl_both", "tax": "TTFT p90"}
+    tax = {
+        "table": "Taxes", "key": key, "estimate": {"value": 0.1}, "unit": "%", "ratio": False, "at": "64 req/s",
+        "id": "tax_ttft_p90 of nixl_both in Bp at ref_load, 128x32",
+    }  # fmt: skip
+    older = {name: value for name, value in tax.items() if name != "id"}
+    facts = {"run": "monday", "experiment": "connector-tax"}
+    exported = {"format": 1, "comparable": {"facts": facts, "measures": [latency, tax, older]}}
+    RunLayout(tmp_path).comparable.write_text(json.dumps(exported))
+    same, read, unnamed = read_comparable(tmp_path).measures
+    assert (same.key, same.id) == (latency["key"], "ttft_s p90")
+    assert list(read.key.items()) == [
+        ("reference", "ref_load"), ("phase", "Bp"), ("req/s", "64"), ("shape", "128x32"), ("config", "nixl_both"),
+        ("tax", "TTFT p90"),
+    ]  # fmt: skip
+    assert read.id == "tax_ttft_p90 of nixl_both in B at 64 req/s, 128x32"
+    assert (unnamed.key, unnamed.id) == (read.key, "")
+
+
+@pytest.mark.parametrize(
+    "measure", [{"at": 3, "key": {}}, {"at": "64 req/s", "key": {}}, {"at": "64 req/s"}, {"at": "x", "key": 5}, 5]
+)
+def test_a_damaged_file_of_format_1_is_refused_with_the_remedy(tmp_path: Path, measure: object) -> None:
+    RunLayout(tmp_path).comparable.write_text(json.dumps({"format": 1, "comparable": {"measures": [measure]}}))
+    with pytest.raises(ResultsError, match="format 1") as caught:
+        read_comparable(tmp_path)
     assert "tracon export" in caught.value.remedy
 
 

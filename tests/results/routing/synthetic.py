@@ -197,8 +197,8 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
         policy=truth.policy or truth.label,
         parameters=truth.parameters,
         trial=trial,
-        place=place,
-        seed=trial,
+        position=place,
+        replay_seed=trial,
         trace={
             "file": "made.jsonl", "sha256": "0" * 64, "format": "tracon", "sessions": world.sessions,
             "requests": len(turns), "span_s": world.span_s, "apc_bound_any": 0.8, "apc_bound_intra": 0.8,
@@ -231,7 +231,7 @@ def cell_config(record: RoutingCell) -> RoutingConfig:
     trace = TraceRecord("made.jsonl", "0" * 64, "tracon", requests, sessions, 0, 0, 1.0, BLOCK, 1.0, 0, 4096)
     return RoutingConfig(
         cell=record.cell, label=record.label, trial=record.trial, policy=record.policy, parameters=record.parameters,
-        roles=tuple(engine.role for engine in record.engines), place=record.place, replay_seed=record.seed,
+        roles=tuple(engine.role for engine in record.engines), position=record.position, replay_seed=record.replay_seed,
         instances=len(record.engines), config="plain", trace=trace, replay={}, router={}, profile="cpu-tiny", model={},
         engine={}, decode_kv_cache_memory_bytes=None, engine_versions={},
     )  # fmt: skip

@@ -75,7 +75,7 @@ def test_the_table_shows_how_near_a_claim_comes_to_another_outcome() -> None:
     shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert shown[0]["measured"] == "1.40 [1.26, 1.54] (ratio)"
     assert shown[0]["over the variations"] == "1.20 (base_s*0.7) to 2.00 (base_s*1.3)"
-    assert shown[0]["p after Holm"] == "0.002, at most 0.04 (base_s*0.7)"
+    assert shown[0]["p after Holm"] == "0.002, largest 0.04 (base_s*0.7)"
     assert {shown[1][column] for column in ("measured", "over the variations", "p after Holm")} == {"-"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
-from results.routing.load_floor import measure_load_floor
+from results.routing.floor_measurements import measure_load_floor
 from results.routing.measurements import count_interval, level_interval, one_per_trial
 from results.statistics.judgement import Outcome, correct_together
 from results.statistics.trials import Measured

@@ -66,6 +66,24 @@ def test_dominance_by_the_point_counts_every_comparison() -> None:
         assert claim.point.startswith(f"{point} comparisons (specified: of its prototype: TTFT p90 7.35 s")
 
 
+@pytest.mark.parametrize(
+    ("apc", "outcome"), [((-0.101, -0.1), Outcome.FAILS), (MORE, Outcome.OPEN), ((-0.1, 0.2), Outcome.OPEN)]
+)
+def test_one_baseline_suffices_to_contradict_dominance_and_not_to_show_it(
+    apc: tuple[float, float], outcome: Outcome
+) -> None:
+    few = {name: label for name, label in WITH_BASELINES.items() if label not in BASELINES or label == "sticky"}
+    own = [one for one in against_all(BETTER, apc) if one.second == "sticky"]
+    claim = judge(few, own)["C3: EAR dominates"]
+    assert claim.outcome == outcome
+    assert "not in this run: load-balance, LMetric, kvcache+load, static PD-disagg; " in claim.reason
+    if outcome == Outcome.OPEN:
+        assert (claim.p, claim.needs.endswith("in the same run")) == (1.0, True), "it might have failed: in the family"
+        return
+    complete = judge(WITH_BASELINES, against_all(BETTER, apc))["C3: EAR dominates"]
+    assert claim.p == pytest.approx(complete.p), "by the number of all comparisons, whichever were run"
+
+
 LEAST_SERVICE = "5.4: EAR has the least service time"
 
 

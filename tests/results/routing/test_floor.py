@@ -21,15 +21,8 @@ from results.routing.floor_facts import (
     floor_facts,
     transport_facts,
 )
-from results.routing.load_floor import (
-    NO_FIX,
-    TTFT_RATIO,
-    FloorVariant,
-    LoadFloor,
-    QuarantinePair,
-    fix_of,
-    measure_load_floor,
-)
+from results.routing.floor_measurements import fix_of, measure_load_floor
+from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, QuarantinePair
 from results.routing.transfers import Moved
 from results.statistics.judgement import Judgement, Outcome, correct_together
 from results.statistics.student import find_p_value
@@ -721,6 +714,10 @@ def test_a_bonus_with_the_specifications_gate_is_another_shape() -> None:
     assert beside["D6"].outcome == Outcome.FAILS
     assert "per worker" not in beside["D6"].reason
     assert beside["D5"].outcome == Outcome.OPEN
+    assert "both forms were not run at one K and one gate" in beside["D5"].reason
+    alone = answered(run_of(plain, cold, spreads))["D6"]
+    assert alone.reason.startswith("only K = 200 was run with this form and gate: a grid needs two or more")
+    assert all("one gate" in beside[name].rule for name in ("D5", "D6"))
     assert answered(run_of(plain, cold, most))["D5"].outcome == Outcome.OPEN
     assert answered(run_of(plain, cold, spreads, most))["D5"].outcome == Outcome.HOLDS
 

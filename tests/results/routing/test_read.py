@@ -51,7 +51,7 @@ def _load(root: Path) -> LoadedCell:
 def test_a_whole_run_has_no_gap(root: Path) -> None:
     analysis = analyze(root)
     assert analysis.gaps == ()
-    assert [cell.place for cell in analysis.cells] == [0, 1, 2, 3]
+    assert [cell.position for cell in analysis.cells] == [0, 1, 2, 3]
     assert analysis.labels == ("round_robin", "unified")
     assert (analysis.baseline, analysis.trials) == ("round_robin", 2)
 

@@ -227,6 +227,8 @@ def test_a_verdict_holds_only_where_it_survives_the_correction() -> None:
     assert found[1].reason == "by itself it holds, corrected it does not (p = 0.03, 0.06 after Holm over 3): because"
     assert found[0].reason == "because (p = 0.001, 0.003 after Holm over 3)"
     assert found[2].reason == "because"
+    (sure,) = correct_together([judged("H1", 1e-52)])
+    assert (sure.p, sure.reason) == (1e-52, "because (p < 0.001, < 0.001 after Holm over 1)")
 
 
 def test_a_rule_that_one_of_many_comparisons_satisfies_is_not_said_to_hold_by_itself() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from launch.environment import Engine
 from results.records.events import CellState, Noted, RunState
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec
 from results.registry import results_of
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome, CellRunner, Experiment
@@ -26,7 +27,10 @@ from runners.errors import ExitCode, RunnerError
 from runners.experiments.connector_tax.cell import load_spec
 from runners.experiments.registry import experiment_named
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
-from runners.router.spec import InstanceSpec
+from runners.load.messages import read_load_spec
+from runners.load.replay_messages import read_replay_spec
+from runners.router.decision_log import read_logs
+from runners.router.messages import read_router_spec
 from state.model import RunView
 from state.store import RunStore
 from tests.e2e.cli import view_of
@@ -48,6 +52,11 @@ CHANGED: Mapping[str, str] = {
 RENAMED: Mapping[str, str] = {"ttft": "router_ttft"}
 """Metrics by the names that older versions wrote, and those of today."""
 ROUTED_CELL = "20261124_EAR/trial_0"
+SPEC_READERS: Mapping[str, Callable[[Path], object]] = {
+    "router.spec.json": read_router_spec,
+    "metrics.spec.json": read_replay_spec,
+    "requests.spec.json": read_load_spec,
+}
 
 
 def use_engine(vllm: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -88,6 +97,13 @@ def test_it_opens_and_reports(old_run: Path) -> None:
     assert (analyzed["aggregate.json"]["gaps"] == []) is is_finished
 
 
+def test_the_specs_of_its_processes_are_read(old_run: Path) -> None:
+    paths = sorted(old_run.rglob("*.spec.json"))
+    assert paths
+    for path in paths:
+        SPEC_READERS[path.name](path)
+
+
 def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     """Every number of every cell, or of every configuration of `pd-lifecycle`."""
     for number, row in enumerate(aggregate["configs"] if "configs" in aggregate else aggregate["cells"]):
@@ -121,6 +137,7 @@ def test_it_compares_with_itself_as_its_own_version_analyzed_it(finished: Path, 
 
 def test_its_picks_are_explained_and_made_again(tmp_path: Path) -> None:
     run = unpack(OLD / f"{FINISHED[1]}.tar.xz", tmp_path)
+    assert [log.gaps for log in read_logs(run) if log.gaps] == []
     assert "reason `bound`" in call(run, "why", "RUN", "#5", "--cell", ROUTED_CELL)
     assert "bound" in call(run, "session", "RUN", "s0", "--cell", ROUTED_CELL)
     again = msgspec.json.decode(call(run, "whatif", "RUN", "--policy", "lmetric", "--cell", ROUTED_CELL, "--json"))

@@ -26,6 +26,10 @@ def test_the_commit_is_the_work_trees_and_changes_are_named(tmp_path: Path) -> N
     assert clean.reason == ""
     (tmp_path / "code.py").write_text("one = 2\n")
     assert "uncommitted" in commit_of(tmp_path).reason
+    assert commit_of(tmp_path, ignored="code.py") == clean
+    (tmp_path / "other.py").touch()
+    git(tmp_path, "add", "other.py")
+    assert "uncommitted" in commit_of(tmp_path, ignored="code.py").reason
 
 
 def test_a_copy_without_a_work_tree_has_no_commit_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

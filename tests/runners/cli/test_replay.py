@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
 from runners.cli import app
 from runners.cli.replay import progress_line
-from runners.load.replay_spec import ReplayTick
+from runners.load.replay_messages import ReplayTick
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Session
 from tests.runners.command import refusal_of
@@ -135,4 +136,5 @@ def test_the_progress_line_says_how_long_it_will_take() -> None:
 
 
 def _with_input(session: Session, tokens: int) -> Session:
-    return replace(session, turns=tuple(replace(turn, input_tokens=tokens) for turn in session.turns))
+    turns = (msgspec.structs.replace(turn, input_tokens=tokens) for turn in session.turns)
+    return replace(session, turns=tuple(turns))

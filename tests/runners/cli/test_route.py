@@ -12,20 +12,12 @@ import httpx
 import pytest
 from typer.main import get_command
 
+from results.records.errors import Refusal
+from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec, TransferRules
 from runners.cli import app
 from runners.cli.route import MOVES, _Narrator, _read_instances
 from runners.errors import RunnerError
-from runners.router.spec import (
-    InstanceSpec,
-    KvEndpoint,
-    Prewarm,
-    RouterLine,
-    RouterReady,
-    RouterSpec,
-    RouterTick,
-    TickInstance,
-    TransferRules,
-)
+from runners.router.messages import RouterLine, RouterReady, RouterTick, TickInstance
 from tests.e2e.cli import tracon
 from tests.runners.router.routers import instances
 
@@ -97,7 +89,7 @@ async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
     ],
 )
 def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], said: str) -> None:
-    with pytest.raises(RunnerError) as refused:
+    with pytest.raises(Refusal) as refused:
         route(*arguments)
     assert said in str(refused.value)
     assert refused.value.remedy

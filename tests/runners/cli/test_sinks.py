@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runners.cli import terminal
-from runners.cli.runs import accompany_run
+from runners.cli.accompany import accompany_run
 from runners.cli.tables import begin_table
 from runners.errors import RunnerError
 from tests.console.test_sinks import write_poisoned

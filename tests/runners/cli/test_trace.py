@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from results.records.errors import Refusal
 from runners.cli import app
-from runners.errors import RunnerError
 from runners.trace.formats import FORMATS, open_trace, read_trace
 from runners.trace.source import TraceError
 from tests.runners.command import refusal_of
@@ -30,7 +30,7 @@ def data(*arguments: str | Path) -> dict[str, Any]:
     return described
 
 
-def refusal(*arguments: str | Path) -> RunnerError:
+def refusal(*arguments: str | Path) -> Refusal:
     return refusal_of(tracon(*arguments))
 
 

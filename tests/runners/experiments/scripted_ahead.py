@@ -27,6 +27,20 @@ ROOM = 4
 LONGEST_S = 0.2
 
 
+class Room:
+    """Simulations without a process: the cells themselves are scripted."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self.is_closed = False
+
+    def count_room(self) -> int:
+        return self._room
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
 class ScriptedAhead(Scripted):
     """A held cell ends when its event is set; `ends` has what first attempts raise, or return."""
 
@@ -36,7 +50,7 @@ class ScriptedAhead(Scripted):
         super().__init__(folder)
         context = cast(RunContext, SimpleNamespace(store=store))
         self.ahead: CellsAhead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
-        cast(Any, self.ahead).simulations = SimpleNamespace(count_room=lambda: room)
+        cast(Any, self.ahead).simulations = Room(room)
         self._ends = ends or {}
         self.held: dict[str, asyncio.Event] = {}
         self.seconds: Mapping[str, float] = {}

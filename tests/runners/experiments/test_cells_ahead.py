@@ -39,7 +39,7 @@ from state.store import RunStore
 from tests.e2e.cli import view_of
 from tests.runners.campaign.scripted import scripted_plan
 from tests.runners.campaign.test_cell_loop import list_done, times_done, wait_for_lease
-from tests.runners.experiments.scripted_ahead import LONGEST_S, ROOM, ScriptedAhead, work
+from tests.runners.experiments.scripted_ahead import LONGEST_S, ROOM, Room, ScriptedAhead, work
 
 WITHIN_S = 20.0
 
@@ -59,8 +59,20 @@ def cells_ahead(adopt: Adopt) -> tuple[CellsAhead, list[str]]:
         return SIMULATED
 
     ahead = CellsAhead(context, "replay", "local", simulate, adopt)
-    cast(Any, ahead).simulations = SimpleNamespace(count_room=lambda: len(CELLS))
+    cast(Any, ahead).simulations = Room(len(CELLS))
     return ahead, simulated
+
+
+async def test_a_stop_closes_the_simulations_and_one_before_the_first_cell_opens_none() -> None:
+    ahead, _ = cells_ahead(lambda cell: None)
+    room = cast(Room, ahead.simulations)
+    await ahead.run_cell(CELLS[0], 1)
+    await ahead.stop()
+    assert room.is_closed
+    unopened, _ = cells_ahead(lambda cell: None)
+    del cast(Any, unopened).simulations
+    await unopened.stop()
+    assert "simulations" not in unopened.__dict__
 
 
 async def test_what_is_finished_is_read_in_threads_and_not_simulated_again() -> None:

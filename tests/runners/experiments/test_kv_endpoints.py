@@ -10,9 +10,9 @@ import pytest
 
 from launch.profile import load_config
 from launch.tiny_model import write_tiny_model
+from results.records.router_spec import KvEndpoint
 from runners.campaign.engine_group import Member
 from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
-from runners.router.spec import KvEndpoint
 
 
 def member(**ports: int) -> Member:

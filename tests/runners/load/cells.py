@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from results.records.load_specs import LoadSpec
 from results.records.schemas import RequestRecord, RequestStatus
-from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
+from runners.load.messages import LoadOutcome, LoadTick
 from tests.servers.truth_server import Truth
 
 RATE_PER_S = 40.0

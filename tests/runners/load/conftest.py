@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import pytest
 import uvloop
 
+from runners.load.messages import LoadTick
 from runners.load.openloop import run_cell
 from runners.load.replay import run_trace
-from runners.load.replay_spec import ReplayTick
-from runners.load.spec import LoadTick
+from runners.load.replay_messages import ReplayTick
 from runners.trace.session import Trace
 from tests.runners.load.cells import Measure, Measured, read_rows, short_spec
 from tests.runners.load.traces import Replay, Replayed, read_turns, replay_spec

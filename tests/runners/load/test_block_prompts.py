@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.trace_lines import Turn
 from runners.load.block_prompts import BlockShape, name_tokens, prompt_ids, prompt_pieces
 from runners.load.prompts import SLICE_TOKENS
-from runners.trace.session import MAIN, Turn
 from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -23,7 +23,7 @@ def shape(block_tokens: int = 8, *, scope: str = "session", seed: int = 5, span:
 
 
 def turn(hashes: list[int], input_tokens: int) -> Turn:
-    return Turn(MAIN, 0, 0.0, None, input_tokens, 1, tuple(hashes))
+    return Turn(arrival_s=0.0, input_tokens=input_tokens, output_tokens=1, hashes=tuple(hashes))
 
 
 def ids_of(shape: BlockShape, hashes: list[int], count: int, *, session: str = "s", place: int = 0) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 
 from results.records.schemas import RequestStatus
 from runners.load.client import HEAD_LIMIT_BYTES, LoadClient, RoutedConnection
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 from runners.load.stream import Exchange
 from runners.target import resolve_target
 

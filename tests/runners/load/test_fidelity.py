@@ -3,9 +3,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runners.load.fidelity import FidelityLimits, WindowCounts, judge_fidelity
+from results.records.load_specs import ReplaySpec
+from runners.load.fidelity import WindowCounts, judge_fidelity
 
-LIMITS = FidelityLimits(lateness_p99_s=0.010, achieved_ratio=0.98, client_cpu_share=0.9)
+LIMITS = ReplaySpec(
+    url="http://127.0.0.1:1",
+    model="m",
+    requests_path="",
+    trace_path="",
+    lateness_p99_s=0.010,
+    achieved_ratio=0.98,
+    client_cpu_share=0.9,
+)
 
 
 def lateness(milliseconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from results.records.schemas import RequestStatus
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
 from tests.runners.load.cells import INPUT_TOKENS, Measure
 
 

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from results.records.schemas import RequestStatus
-from runners.child_process import read_spec
+from runners.load.messages import LoadError, LoadTick, read_load_spec
 from runners.load.process import run_load
-from runners.load.spec import LoadError, LoadSpec, LoadTick
 from tests.runners.load.cells import Measured, assert_golden, read_rows, short_spec
 from tests.servers.truth_server import TruthServer
 
@@ -34,7 +33,7 @@ async def test_a_cell_in_its_own_process_measures_the_truth(server: TruthServer,
     outcome = await run_load(spec, ticks.append)
     assert outcome.stop_reason == "complete"
     assert ticks
-    assert read_spec(tmp_path / "requests.spec.json", LoadSpec, "load spec", LoadError) == spec
+    assert read_load_spec(tmp_path / "requests.spec.json") == spec
     assert_golden(Measured(outcome, read_rows(spec.requests_path), server.take(), tuple(ticks)))
     assert not children()
 
@@ -92,9 +91,8 @@ def test_the_load_ends_with_its_parent(server: TruthServer, tmp_path: Path) -> N
     script = (
         "import asyncio, sys, pathlib\n"
         "from runners.load.process import run_load\n"
-        "from runners.child_process import read_spec\n"
-        "from runners.load.spec import LoadError, LoadSpec\n"
-        "spec = read_spec(pathlib.Path(sys.argv[1]), LoadSpec, 'load spec', LoadError)\n"
+        "from runners.load.messages import read_load_spec\n"
+        "spec = read_load_spec(pathlib.Path(sys.argv[1]))\n"
         "asyncio.run(run_load(spec, lambda tick: print('tick', flush=True)))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script, str(spec_path)], stdout=subprocess.PIPE, text=True)

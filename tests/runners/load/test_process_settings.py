@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from runners.load.messages import LoadError
 from runners.load.process_settings import allow_connections
-from runners.load.spec import LoadError
 
 RAISED = """
 import resource

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runners.load.messages import LoadError
 from runners.load.recorder import Recorder
-from runners.load.spec import LoadError
 
 
 class _FullOnce:

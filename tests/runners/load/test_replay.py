@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from results.records.errors import SpecError
 from results.records.schemas import RequestStatus
-from runners.child_process import read_spec
 from runners.load.process import run_replay
 from runners.load.replay import compute_amplification, session_line
-from runners.load.replay_spec import ReplaySpec, ReplayTick
-from runners.load.spec import LoadError
+from runners.load.replay_messages import ReplayTick, read_replay_spec
 from runners.trace.session import Session
 from tests.runners.load.cells import seconds
 from tests.runners.load.traces import Replay, chain, prompts_of, replay_spec, trace_of, turn
@@ -245,7 +244,7 @@ def test_amplification_needs_a_whole_replay_and_a_span() -> None:
     ],
 )
 def test_an_impossible_spec_is_refused_by_name(changes: dict[str, object], named: str, tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=named) as refused:
+    with pytest.raises(SpecError, match=named) as refused:
         replay_spec("http://127.0.0.1:1", trace_of(chain("a", 1)), tmp_path, **changes)
     assert refused.value.remedy
 
@@ -256,7 +255,7 @@ async def test_a_replay_in_its_own_process_ends_with_its_outcome(server: TruthSe
     outcome = await run_replay(spec, ticks.append)
     assert (outcome.stop_reason, outcome.completed) == ("complete", 2)
     assert ticks
-    assert read_spec(tmp_path / "metrics.spec.json", ReplaySpec, "load spec", LoadError) == spec
+    assert read_replay_spec(tmp_path / "metrics.spec.json") == spec
 
 
 async def test_a_cut_before_it_has_begun_is_an_outcome_too(server: TruthServer, tmp_path: Path) -> None:

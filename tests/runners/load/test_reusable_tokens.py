@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.records.trace_lines import Turn
 from runners.load.replay_plan import count_reusable_tokens
-from runners.trace.session import Trace, Turn
+from runners.trace.session import Trace
 from tests.runners.trace.made import BLOCK, PARTIAL, session, trace, traces, turn
 
 

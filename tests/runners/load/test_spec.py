@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runners.child_process import read_spec
-from runners.load.spec import LoadError, LoadSpec
+from results.records.errors import SpecError
+from results.records.load_specs import LoadSpec
+from runners.load.messages import LoadError, read_load_spec
 
 SPEC = LoadSpec(
     url="http://127.0.0.1:8000",
@@ -24,7 +25,7 @@ SPEC = LoadSpec(
 def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_bytes(msgspec.json.encode(SPEC))
-    assert read_spec(path, LoadSpec, "load spec", LoadError) == SPEC
+    assert read_load_spec(path) == SPEC
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     ],
 )
 def test_an_impossible_spec_is_refused_by_name(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(LoadError, match=named) as refused:
+    with pytest.raises(SpecError, match=named) as refused:
         replace(SPEC, **change)
     assert refused.value.remedy
     assert refused.value.exit_code == 2
@@ -53,9 +54,9 @@ def test_a_spec_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text:
     path = tmp_path / "spec.json"
     path.write_text(text)
     with pytest.raises(LoadError, match=r"spec\.json"):
-        read_spec(path, LoadSpec, "load spec", LoadError)
+        read_load_spec(path)
     with pytest.raises(LoadError, match="nowhere"):
-        read_spec(tmp_path / "nowhere", LoadSpec, "load spec", LoadError)
+        read_load_spec(tmp_path / "nowhere")
 
 
 def test_the_expected_window_is_what_both_minima_need() -> None:

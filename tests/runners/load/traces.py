@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from results.records.load_specs import ReplaySpec
+from results.records.trace_lines import MAIN, Turn
 from results.records.turns import TurnRecord
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.replay_messages import ReplayOutcome, ReplayTick
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 from tests.servers.truth_server import Truth
 
 FACTS = TraceFacts(source="by-hand.jsonl", block_tokens=8, tail_rule="floor", hash_scope="session")
@@ -31,7 +33,7 @@ def turn(number: int, arrival_s: float, *, after: tuple[int, ...] = (), **change
         hashes=tuple(range(1, blocks + 1)),
         after=after,
     )
-    return replace(made, **changes)
+    return msgspec.structs.replace(made, **changes)
 
 
 def chain(name: str, count: int, *, start_s: float = 0.0, gap_s: float = 0.1, think_s: float | None = 0.02) -> Session:

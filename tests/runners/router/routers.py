@@ -15,10 +15,11 @@ import httpx
 import msgspec
 
 from results.records.decisions import DecisionRecord, InstanceLoad, RoutedOutcome
+from results.records.router_spec import HealthRules, InstanceSpec, Limits, RouterSpec
 from runners.router import ledger
+from runners.router.messages import RouterOutcome, RouterTick
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
-from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
 from tests.runners.router.views import is_idle
 from tests.servers.backend import Backend
 

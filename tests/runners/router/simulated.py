@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.router_spec import HealthRules, InstanceSpec, Limits, TransferRules
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -22,7 +23,6 @@ from runners.router.prefix_index import PrefixIndex
 from runners.router.request_lifecycle import RequestLifecycle
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, InstanceSpec, Limits, TransferRules
 from runners.router.traffic import Traffic
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import Movement, MoveRequest

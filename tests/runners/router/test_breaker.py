@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from results.records.router_spec import HealthRules
 from runners.router.breaker import Breaker, BreakerState
 from runners.router.cluster import Cluster, Member
 from runners.router.failure import Failure
 from runners.router.health import Health
-from runners.router.spec import HealthRules
 from tests.runners.router.drivers import SetClock
 
 RULES = HealthRules(failures_to_open=3, unhealthy_after=3, open_s=1.0, open_max_s=8.0)

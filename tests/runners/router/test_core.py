@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from results.records.decisions import DecisionRecord
+from results.records.router_spec import HealthRules, InstanceSpec
 from runners.router.breaker import BreakerState
-from runners.router.spec import HealthRules, InstanceSpec
 from tests.runners.router.routers import SHORT, Router, instances, router, until
 from tests.runners.router.simulated import BLOCK, SimulatedWorld, run_without_loop
 from tests.runners.router.transfer.engines import Engine

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from results.records.router_spec import InstanceSpec
 from runners.router.instances.kv_events import KvEvents
-from runners.router.spec import InstanceSpec
 from tests.ports import own_port
 from tests.runners.router.kv_publisher import BLOCK, kv_publisher, stored
 from tests.runners.router.routers import instances, router, until

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from results.records.decisions import KvTransfer, RoutedOutcome
+from results.records.router_spec import Limits
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
-from runners.router.spec import Limits
 from runners.router.whatif import what_if
 from tests.runners.router.fake_transfers import DECODE_BODY, FakeMovement, FakeTransfers, fake_transport
 from tests.runners.router.routers import SHORT, Router, by, instances, router, until

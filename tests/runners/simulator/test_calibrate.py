@@ -175,8 +175,8 @@ def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Pa
     for metric in ("ttft_s", "tpot_s", "e2e_s"):
         loads = [load for near in (False, True) for load in made.list_loads(metric, near_saturation=near).values()]
         assert made.list_loads(metric)
-        assert sum(len(load.errors) for load in loads) == held_out
-    unsaturated = [error for load in made.list_loads("e2e_s").values() for error in load.errors]
+        assert sum(len(load.cells) for load in loads) == held_out
+    unsaturated = [cell.error for load in made.list_loads("e2e_s").values() for cell in load.cells]
     assert abs(statistics.median(unsaturated)) < 0.5, "the model is of the right size, on a run of a busy machine"
 
 
@@ -226,12 +226,12 @@ def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_
     )  # fmt: skip
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
-    assert first.errors == pytest.approx((0.5, 2.0))
-    assert first.repeats == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
-    assert second.errors == pytest.approx((-0.5,))
-    assert second.repeats == ()
+    assert [cell.error for cell in first.cells] == pytest.approx((0.5, 2.0))
+    assert [cell.repetition for cell in first.cells] == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
+    assert [cell.error for cell in second.cells] == pytest.approx((-0.5,))
+    assert second.repeated == ()
     twice = _join_loads([Calibration(engine, 100, 0.1, cells)] * 2, "ttft_s", near_saturation=False)
-    assert [len(load.errors) for load in twice] == [4, 2], "two runs of a load are one sample"
+    assert [len(load.cells) for load in twice] == [4, 2], "two runs of a load are one sample"
 
 
 def test_plain_again_gives_no_fit_and_each_of_its_cells_has_a_repetition(run_twice: Path) -> None:
@@ -240,6 +240,8 @@ def test_plain_again_gives_no_fit_and_each_of_its_cells_has_a_repetition(run_twi
     assert [cell.fitted for cell in plain] == [index % 2 == 0 for index in range(len(plain))]
     assert len(again) == 6
     assert not any(cell.fitted for cell in again)
+    assert len({cell.launch for cell in again}) == 3
+    assert not {cell.launch for cell in plain} & {cell.launch for cell in again}
     assert [cell.repetition for cell in again] == [cell.cell.replace("plain_again", "plain") for cell in again]
     by_name = {cell.cell: cell for cell in made.cells}
     assert all(by_name[cell.repetition].repetition == cell.cell for cell in again), "each repeats the other"
@@ -262,9 +264,35 @@ def test_a_held_out_cell_is_compared_with_its_own_repetition_alone() -> None:
     )  # fmt: skip
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
-    assert load.errors == pytest.approx((0.5, -0.25, 2.0, 0.5))
+    assert [cell.error for cell in load.cells] == pytest.approx((0.5, -0.25, 2.0, 0.5))
     every_other = (0.5 + 0.0 + 1.0 + 0.5) / 4
-    assert load.repeats == pytest.approx((0.5, 0.75, 1.0, every_other))
+    assert [cell.repetition for cell in load.cells] == pytest.approx((0.5, 0.75, 1.0, every_other))
+
+
+def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
+    """A launch that is slow is slow in all of its cells: two of them differ by less than a run and its repetition."""
+
+    def cell(name: str, ttft_s: float, launch: str) -> CellComparison:
+        return CellComparison(name, False, (1.0, 128, 16), {"ttft_s": ttft_s}, {"ttft_s": 0.3}, None, launch=launch)
+
+    cells = (
+        cell("sweep/t0", 0.2, "run/plain-1"),
+        cell("confirm/t0", 0.2, "run/plain-1"),
+        cell("t1", 0.4, "run/plain-2"),
+    )
+    engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
+    (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
+    assert [cell.launch for cell in load.cells] == ["run/plain-1", "run/plain-1", "run/plain-2"]
+    assert [cell.repetition for cell in load.cells] == pytest.approx((1.0, 1.0, 0.5))
+
+
+def test_a_cell_whose_client_fell_behind_is_neither_fitted_nor_compared(run_twice: Path) -> None:
+    cells = {cell.record.cell: cell for cell in read_cells(run_twice, "plain")}
+    path = next(run_twice.glob("results/*_plain/cell_*.json"))
+    record = json.loads(path.read_bytes())
+    record["fidelity"] |= {"degraded": True, "reason": "the client fell behind"}
+    path.write_text(json.dumps(record))
+    assert {cell.record.cell for cell in read_cells(run_twice, "plain")} == set(cells) - {record["cell"]}
 
 
 def test_a_cell_is_simulated_with_the_residuals_of_the_fitted_cell_before_it(

@@ -25,7 +25,15 @@ from runners.simulator import check
 from runners.simulator.calibrate import calibrate
 from runners.simulator.check import check_runs, judge_parity, read_values, record_gates
 from runners.simulator.engine_file import EngineFile, read_engine
-from runners.simulator.gates import LoadErrors, LoadValues, judge_apc, judge_errors, judge_rank, measure_contention
+from runners.simulator.gates import (
+    HeldOutCell,
+    LoadErrors,
+    LoadValues,
+    judge_apc,
+    judge_errors,
+    judge_rank,
+    measure_contention,
+)
 from runners.simulator.logged_run import CellParity
 from runners.simulator.parity import Parity
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
@@ -125,10 +133,22 @@ CLOSE = [0.01, -0.01, 0.005, -0.005]
 REPEATS = [0.010, 0.012, 0.011]
 
 
-def list_loads(errors: list[float], repeats: list[float], *, cells: int = 1) -> list[LoadErrors]:
-    """A load for each error, in this many cells that are equal; the first ones were measured again."""
+def list_loads(
+    errors: list[float], repeats: list[float], *, effects: tuple[float, ...] = (0.0, 0.0, 0.0)
+) -> list[LoadErrors]:
+    """A load for each error, with a cell in each launch; the first ones were measured again.
+
+    `effects`: of the launches, each a factor less 1 on every simulated over measured.
+    """
+    again = dict(enumerate(repeats))
     return [
-        LoadErrors((error,) * cells, tuple(repeats[number : number + 1]) * cells) for number, error in enumerate(errors)
+        LoadErrors(
+            tuple(
+                HeldOutCell(f"launch {launch}", (1 + error) * (1 + effect) - 1, again.get(number))
+                for launch, effect in enumerate(effects)
+            )
+        )
+        for number, error in enumerate(errors)
     ]
 
 
@@ -159,22 +179,47 @@ def test_the_interval_of_the_errors_is_held_against_real_repetitions(case: str) 
 def test_a_calibration_gate_has_its_bias_with_the_interval_and_the_rule_on_the_values_alone() -> None:
     gate = judge_errors("ttft_p90_s", list_loads([0.02, 0.06, 0.03, 0.05], [0.03, 0.05, 0.04]))
     assert gate.point == "holds"
-    assert gate.measured.value == pytest.approx(0.04)
-    assert (gate.measured.low, gate.measured.high) == pytest.approx((0.01095, 0.06905), abs=1e-4)
-    assert gate.measured.basis == "over 4 loads"
+    assert gate.measured.value == pytest.approx(math.exp(sum(map(math.log1p, (0.02, 0.06, 0.03, 0.05))) / 4) - 1)
+    assert (gate.measured.low, gate.measured.high) == pytest.approx((0.0113, 0.0694), abs=1e-3)
+    assert gate.measured.basis == "over 4 loads and 3 launches"
     values = {name: number.value for name, number in gate.numbers.items()}
     assert values == pytest.approx({"mean error": 0.04, "repetition": 0.04, "excess": -0.01 / 3}, abs=1e-9)
 
 
 def test_however_often_a_load_was_measured_it_is_one_sample() -> None:
     """Ten cells of each of two loads gave a verdict, and a narrow interval."""
-    often = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS, cells=10))
-    once = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS))
-    assert (often.measured.low, often.measured.high) == pytest.approx((once.measured.low, once.measured.high))
-    assert "over 4 loads (40 cells), 3 of them with a repetition" in often.reason
-    few = judge_errors("ttft_p90_s", list_loads(CLOSE[:2], REPEATS, cells=10))
+    often = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS, effects=(0.0,) * 10))
+    few_cells = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS))
+    assert (often.measured.low, often.measured.high) == pytest.approx((few_cells.measured.low, few_cells.measured.high))
+    assert "over 4 loads (40 cells of 10 launches), 3 of them with a repetition" in often.reason
+    few = judge_errors("ttft_p90_s", list_loads(CLOSE[:2], REPEATS, effects=(0.0,) * 10))
     assert few.outcome is Outcome.UNDECIDED
     assert few.reason.startswith("2 held-out loads and 2 held-out loads with a repetition, a verdict needs 3")
+
+
+def test_what_launches_differ_by_widens_the_interval_and_fewer_than_three_give_none() -> None:
+    """Launches that are 12 % slower or faster under every load left the means of the loads alike: a bias of 0 held."""
+    same = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS))
+    differ = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS, effects=(0.12, 0.0, 1 / 1.12 - 1)))
+    assert same.outcome is Outcome.HOLDS
+    assert differ.outcome is not Outcome.HOLDS
+    assert differ.measured.value == pytest.approx(same.measured.value, abs=1e-9)
+    assert differ.measured.high == pytest.approx(math.exp(4.303 * math.log(1.12) / math.sqrt(3)) - 1, rel=0.02)
+    few = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS, effects=(0.0, 0.0)))
+    assert few.outcome is Outcome.UNDECIDED
+    assert few.measured.low is None
+    assert few.reason.startswith("2 launches with a repetition, a verdict needs 3")
+
+
+def test_noise_of_the_real_cells_alone_is_no_bias() -> None:
+    """Real cells that are 30 % above and below an exact model: the mean of the errors would be +3.4 %."""
+    loads = [
+        LoadErrors(
+            tuple(HeldOutCell(f"launch {number}", error, 0.3) for number, error in enumerate((0.3, 1 / 1.3 - 1)))
+        )
+        for _ in range(3)
+    ]
+    assert judge_errors("ttft_p90_s", loads).measured.value == pytest.approx(0.0, abs=1e-12)
 
 
 def test_a_repetition_is_held_against_the_error_of_its_own_load() -> None:
@@ -190,15 +235,15 @@ def test_too_few_loads_are_counted_and_their_values_shown() -> None:
     few = "2 held-out loads and 1 held-out load with a repetition, a verdict needs 3"
     assert gate.reason.startswith(f"{few}: bias +6.5 %, mean error 6.5 %")
     assert gate.point == "fails"
-    assert gate.measured.value == pytest.approx(0.065)
+    assert gate.measured.value == pytest.approx(0.065, abs=1e-4)
     assert gate.measured.low is None
 
 
 def test_loads_near_saturation_are_reported_and_not_judged() -> None:
     gate = judge_errors("ttft_p90_s", list_loads(CLOSE, REPEATS), near_saturation=list_loads([9.0, -0.5], []))
     assert gate.outcome is Outcome.HOLDS
-    apart = "not judged: 2 loads (2 cells) near saturation, bias +425.0 %, mean error 475.0 %"
-    assert f"over 4 loads (4 cells), 3 of them with a repetition; {apart}" in gate.reason
+    apart = "not judged: 2 loads (6 cells of 3 launches) near saturation, bias +425.0 %, mean error 475.0 %"
+    assert f"over 4 loads (12 cells of 3 launches), 3 of them with a repetition; {apart}" in gate.reason
 
 
 @pytest.mark.parametrize(
@@ -306,6 +351,8 @@ def test_the_command_prints_every_gate_and_exits_with_4_where_one_fails(live: Pa
     assert shown["passed"] is False
     assert {gate["name"]: gate["outcome"] for gate in shown["gates"]}["parity"] == "fails"
     assert len(shown["parity"]) == 18
+    hosts = [note for note in shown["hosts"] if note.startswith(f"{fitted.name}: The host was ")]
+    assert len(hosts) == 1, "whether the run of the calibration was at rest"
 
 
 def copy_as_simulated(live: Path, folder: Path, engine: EngineFile) -> Path:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from results.records.decisions import DecisionRecord
 from results.records.instance_events import InstanceEvent
 from results.records.layout import TrialLayout, sha256
+from results.records.router_spec import HealthRules, InstanceSpec, Prewarm, TransferRules
 from results.records.rows import decode_rows
 from runners.router.policies import make_policy
 from runners.router.prefix_index import block_keys
-from runners.router.spec import HealthRules, InstanceSpec, Prewarm, TransferRules
 from runners.simulator.logged_run import CellParity, compare_run
 from runners.simulator.parity import OLD_LOG, LoggedRouter, Parity, compare_log
 from tests.goldens.fixture import ARCHIVE, HERE, unpack

@@ -14,12 +14,12 @@ import pytest
 from results.measures.latency import TPOT
 from results.records.decisions import DecisionRecord, KvTransfer, Role
 from results.records.layout import TrialLayout
+from results.records.load_specs import ReplaySpec
+from results.records.router_spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, TurnRecord
 from runners.errors import RunnerError
-from runners.load.replay_spec import ReplaySpec
 from runners.router.policies import POLICIES, make_policy
-from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
 from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import Link, engine_names, read_engine
 from runners.simulator.simulate import simulate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,7 +52,7 @@ def test_the_common_prefix_is_as_long_as_that_of_the_hashes(trace: Trace, tokens
 def test_it_is_the_plan_of_the_whole_trace_without_its_hashes(trace: Trace) -> None:
     plan = make(trace).plan
     whole = plan_replay(trace, count_reusable_tokens(trace, trace.facts.block_tokens), Pace())
-    bare = tuple(replace(turn, recorded=replace(turn.recorded, hashes=())) for turn in whole.turns)
+    bare = tuple(replace(turn, recorded=msgspec.structs.replace(turn.recorded, hashes=())) for turn in whole.turns)
     assert plan == replace(whole, turns=bare)
 
 

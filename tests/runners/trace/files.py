@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results.records.trace_lines import MAIN, Turn
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn, session_fault
+from runners.trace.session import Session, Trace, TraceFacts, session_fault
 
 Row = dict[str, Any]
 
@@ -163,6 +164,28 @@ def recorded(name: str, requests: list[Row]) -> Row:
 FACTS = TraceFacts(source="made.jsonl", block_tokens=16, tail_rule="floor", hash_scope="session")
 
 
+def make_turn(
+    agent: str,
+    number: int,
+    arrival_s: float,
+    think_s: float | None,
+    input_tokens: int,
+    output_tokens: int,
+    hashes: tuple[int, ...],
+    after: tuple[int, ...] = (),
+) -> Turn:
+    return Turn(
+        arrival_s=arrival_s,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        hashes=hashes,
+        agent=agent,
+        turn=number,
+        think_s=think_s,
+        after=after,
+    )
+
+
 def sessions(count: int = 3) -> tuple[Session, ...]:
     """Sessions of three own turns and a sub-agent's one, a second apart."""
     return tuple(_session(number) for number in range(count))
@@ -173,10 +196,10 @@ def _session(number: int) -> Session:
     return Session(
         f"session-{number}",
         (
-            Turn(MAIN, 0, begin_s, None, 50, 7, (1, 2, 3)),
-            Turn("helper", 0, begin_s + 1.5, 0.25, 33, 4, (9, 10), after=(0,)),
-            Turn(MAIN, 1, begin_s + 2.5, 1.0, 70, 5, (1, 2, 3, 4), after=(0, 1)),
-            Turn(MAIN, 2, begin_s + 4.0, 0.5, 90, 6, (1, 2, 3, 4, 5), after=(2,)),
+            make_turn(MAIN, 0, begin_s, None, 50, 7, (1, 2, 3)),
+            make_turn("helper", 0, begin_s + 1.5, 0.25, 33, 4, (9, 10), after=(0,)),
+            make_turn(MAIN, 1, begin_s + 2.5, 1.0, 70, 5, (1, 2, 3, 4), after=(0, 1)),
+            make_turn(MAIN, 2, begin_s + 4.0, 0.5, 90, 6, (1, 2, 3, 4, 5), after=(2,)),
         ),
     )
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from results.records.trace_lines import MAIN, Turn
+from runners.trace.session import Session, Trace, TraceFacts
 
 BLOCK = 8
 PARTIAL = 100
@@ -28,7 +29,14 @@ def facts(**changes: Any) -> TraceFacts:
 def turn(hashes: Sequence[int], arrival_s: float = 0.0, *, tail: int = 0, agent: str = MAIN, place: int = 0) -> Turn:
     """A prompt of whole blocks, but for a last one from PARTIAL on, and `tail` tokens without a hash."""
     tokens = sum(value - PARTIAL + 1 if value >= PARTIAL else BLOCK for value in hashes)
-    return Turn(agent, place, arrival_s, None, tokens + tail, 2, tuple(hashes))
+    return Turn(
+        arrival_s=arrival_s,
+        input_tokens=tokens + tail,
+        output_tokens=2,
+        hashes=tuple(hashes),
+        agent=agent,
+        turn=place,
+    )
 
 
 def session(name: str, turns: Sequence[Turn]) -> Session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -142,7 +141,7 @@ def test_a_trace_without_hashes_has_no_bounds_but_lengths() -> None:
 
 
 def test_think_times_are_described_where_they_are_recorded() -> None:
-    paused = replace(turn([1, 2], 4.0), think_s=1.5)
+    paused = msgspec.structs.replace(turn([1, 2], 4.0), think_s=1.5)
     description = described(trace([session("a", [turn([1]), paused])]))
     assert description.lengths["think_s"].n == 1
     assert description.lengths["session_span_s"].max == 4.0

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from results.records.trace_lines import MAIN
 from results.traces.description import GIB, TraceDescription
 from runners.errors import RunnerError
 from runners.trace.describe import describe_trace
-from runners.trace.session import MAIN
 from runners.trace.synth import open_synthetic, synthesize_trace
 from runners.trace.workload_statistics import Statistics
 from tests.runners.trace import files

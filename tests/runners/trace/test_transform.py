@@ -6,12 +6,14 @@ import itertools
 from dataclasses import replace
 from typing import Literal
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.trace_lines import MAIN
 from runners.errors import RunnerError
-from runners.trace.session import MAIN, Session, Trace, Turn, expected_hashes, shared_hashes
+from runners.trace.session import Session, Trace, expected_hashes, shared_hashes
 from runners.trace.synth import synthesize_trace
 from runners.trace.transform import (
     Arrivals,
@@ -89,7 +91,7 @@ def test_times_and_outputs_have_factors_of_their_own() -> None:
 
 
 def test_an_answer_of_none_stays_one_of_none() -> None:
-    silent = Trace(files.FACTS, (Session("s", (Turn(MAIN, 0, 0.0, None, 40, 0, (1, 2)),)),))
+    silent = Trace(files.FACTS, (Session("s", (files.make_turn(MAIN, 0, 0.0, None, 40, 0, (1, 2)),)),))
     assert scale_trace(silent, 0.01).sessions[0].turns[0].output_tokens == 0
 
 
@@ -137,7 +139,8 @@ def test_who_waited_for_a_turn_that_is_left_out_waits_for_what_that_waited_for()
     limited = limit_session(session, Limits(74))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [(MAIN, 0, ()), ("helper", 0, (0,))]
-    grown = replace(session, turns=(*session.turns[:2], replace(session.turns[2], output_tokens=500), session.turns[3]))
+    longer = msgspec.structs.replace(session.turns[2], output_tokens=500)
+    grown = replace(session, turns=(*session.turns[:2], longer, session.turns[3]))
     limited = limit_session(grown, Limits(200))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [
@@ -150,7 +153,8 @@ def test_who_waited_for_a_turn_that_is_left_out_waits_for_what_that_waited_for()
 
 def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
     first = replace(
-        MADE.sessions[0], turns=(replace(MADE.sessions[0].turns[0], output_tokens=900), *MADE.sessions[0].turns[1:])
+        MADE.sessions[0],
+        turns=(msgspec.structs.replace(MADE.sessions[0].turns[0], output_tokens=900), *MADE.sessions[0].turns[1:]),
     )
     late = Trace(MADE.facts, (first, *MADE.sessions[1:]))
     limited = limit_trace(late, Limits(100))
@@ -177,7 +181,10 @@ def test_any_chain_of_changes_gives_a_sound_trace(factor: float, most: int, turn
 
 def test_sessions_can_be_given_arrivals() -> None:
     at_once = tuple(
-        replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s - number) for turn in session.turns))
+        replace(
+            session,
+            turns=tuple(msgspec.structs.replace(turn, arrival_s=turn.arrival_s - number) for turn in session.turns),
+        )
         for number, session in enumerate(files.sessions(400))
     )
     spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, Arrivals(2.0, seed=1))))

@@ -49,6 +49,12 @@ def test_the_time_estimate_takes_the_fixed_rates() -> None:
     assert slow > 2 * fast
 
 
+def test_an_expected_rate_is_asked_for_only_where_no_rate_is_fixed() -> None:
+    prepare_full(*FIXED, "expected_ref_safe_per_s=0")
+    with pytest.raises(RunnerError, match="phase_b needs expected_ref_safe_per_s"):
+        prepare_full("expected_ref_safe_per_s=0")
+
+
 def test_with_one_fixed_rate_for_both_no_load_is_planned_twice() -> None:
     cells = list_confirmed(prepare_full("ref_safe_per_s=16", "ref_load_per_s=16"))
     assert cells

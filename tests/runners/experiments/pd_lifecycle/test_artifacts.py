@@ -130,7 +130,7 @@ async def test_the_commit_mark_has_what_the_analysis_reads_of_it(run: Path) -> N
     assert read_records(run).cells == {(0, *SHAPE.key): mark}
     rows = msgspec.json.Decoder(LifecycleRequest).decode_lines((path.parent / "requests.jsonl").read_bytes())
     assert {row.repetition for row in rows} == {1, 2, 3, 4, 5}
-    assert all(row.first == (row.place == 0) for row in rows)
+    assert all(row.first == (row.position == 0) for row in rows)
 
 
 async def test_a_mark_of_another_form_finishes_no_cell(run: Path) -> None:

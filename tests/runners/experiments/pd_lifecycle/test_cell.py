@@ -33,7 +33,7 @@ def grid(**changed: Any) -> Grid:
 
 
 def cell(shape: RequestConfig, place: int = 0, trial: int = 0) -> CellPlan:
-    params = {**params_of(shape), "place": place, "turn": place, "load_seed": 1, "why_not": ""}
+    params = {**params_of(shape), "position": place, "turn": place, "load_seed": 1, "why_not": ""}
     name = f"sweep/{shape.label}" + (f"/t{trial}" if trial else "")
     return CellPlan(name, "sweep", "lifecycle", "mooncake_both", shape.label, params, 1.0, trial)
 
@@ -145,7 +145,7 @@ async def test_both_requests_of_a_pair_come_after_the_same_and_either_comes_firs
     firsts = {event.repetition: event.colo_first for event in events if isinstance(event, LifecycleMeasured)}
     assert firsts == {number: record.colo.first for number, record in measurements.records.items()}
     for row in lines(tmp_path / "cell" / "requests.jsonl"):
-        assert row["first"] == (row["place"] == 0)
+        assert row["first"] == (row["position"] == 0)
         assert row["first"] == (measurements.records[row["repetition"]].colo.first == (row["purpose"] == "colo"))
     for engine in (fake.prefill, fake.decode):
         before = [engine.said[place - 1] for place, actual in enumerate(engine.said) if actual.startswith("measured")]

@@ -110,7 +110,7 @@ def _check_trial(of: Grid, cells: list[CellPlan]) -> None:
     levels = [prior for prior, _ in groupby(shape.prior_context for shape in shapes)]
     assert sorted(levels) == list(of.prior_context)
     assert [cell.params["turn"] for cell in cells] == list(range(len(cells)))
-    assert {shape: cell.params["place"] for cell, shape in zip(cells, shapes, strict=True)} == {
+    assert {shape: cell.params["position"] for cell, shape in zip(cells, shapes, strict=True)} == {
         shape: place for place, shape in enumerate(of.list_shapes())
     }
 

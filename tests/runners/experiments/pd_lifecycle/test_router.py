@@ -16,13 +16,13 @@ import pytest
 
 from launch.profile import load_config, load_profile
 from results.records.decisions import DecisionRecord
+from results.records.router_spec import RouterSpec
 from runners.campaign.context import RunContext
 from runners.experiments.kv_endpoints import BOOTSTRAP_PORT
 from runners.experiments.pd_lifecycle.bench import Draw, build_router_spec, warm_up
 from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COLO, COMBINED, HANDOVER, PLAIN
 from runners.router.server.process import RouterProcess
-from runners.router.spec import RouterSpec
 from runners.samplers.engine_counters import CacheShape
 from tests.runners.experiments.pd_lifecycle.test_cell import grid
 from tests.runners.router.transfer.engines import BLOCK, Engine, World

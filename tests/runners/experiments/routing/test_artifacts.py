@@ -16,6 +16,7 @@ from results.records.decisions import ClusterView, Decision, DecisionRecord, Ins
 from results.records.instance_events import InstanceEvent
 from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
 from results.records.plan import CellPlan
+from results.records.router_spec import InstanceSpec
 from results.records.schemas import MetricsRecord, RequestStatus
 from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.read import LoadedCell, load_cells
@@ -28,8 +29,8 @@ from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
 from runners.load.fidelity import Fidelity
-from runners.load.replay_spec import ReplayOutcome
-from runners.router.spec import InstanceSpec, RouterOutcome
+from runners.load.replay_messages import ReplayOutcome
+from runners.router.messages import RouterOutcome
 from runners.samplers.engine_counters import read_span
 
 PROFILE = load_profile("cpu-tiny")

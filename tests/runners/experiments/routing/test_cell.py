@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from results.records.router_spec import InstanceSpec, RouterSpec
 from runners.experiments.routing.cell import replay_behind
-from runners.load.spec import LoadError
+from runners.load.messages import LoadError
+from runners.router.messages import RouterError
 from runners.router.server.process import RouterProcess
-from runners.router.spec import InstanceSpec, RouterError, RouterSpec
 from tests.runners.load.traces import chain, replay_spec, trace_of
 from tests.runners.router.routers import instances, until
 

@@ -105,7 +105,7 @@ def test_the_light_sensitivity_has_the_sessions_and_policies_of_the_claims_about
     of = read_preset("fleet-light-sensitivity")
     assert count_arrivals_per_s(of) == 0.25
     names = {policy.name for policy in of.policies}
-    assert {"round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "unified", "ear"} == names
+    assert {"sticky", "static_pd", "unified", "ear"} == names
     sessions = synthesize_trace(of.trace.sessions, of.trace.seed, of.trace.statistics).sessions
     turns = [(sum(turn.input_tokens for turn in one.turns), len(one.turns)) for one in sessions]
     turns.sort(reverse=True)
@@ -117,17 +117,37 @@ def test_the_light_sensitivity_has_the_sessions_and_policies_of_the_claims_about
     varied = expand_variations(of)
     assert varied.sensitivity
     assert {one.variation for one in varied.policies if one.variation} == {
-        *(f"{name}*{factor:g}" for name in varied.sensitivity.coefficients for factor in (0.7, 1.3)),
-        "engine=h20-qwen3-coder-30b-a3b",
+        f"{name}*{factor:g}" for name in varied.sensitivity.coefficients for factor in (0.7, 1.3)
     }
 
 
-@pytest.mark.parametrize("preset", SPLITS)
-def test_the_options_of_load_floor_are_varied_on_both_splits(preset: str) -> None:
-    plain, varied = read_preset(preset), read_preset(f"{preset}-sensitivity")
-    assert (varied.policies, varied.trace, varied.replay) == (plain.policies, plain.trace, plain.replay)
-    assert varied.sensitivity
-    assert varied.sensitivity == read_preset("fleet-load-floor-sensitivity").sensitivity
+SENSITIVITIES = {
+    "fleet": "fleet-sensitivity",
+    "fleet-light": "fleet-light-sensitivity",
+    "fleet-load-floor": "fleet-load-floor-sensitivity",
+    "fleet-load-floor-1p": "fleet-load-floor-1p-sensitivity",
+}
+
+
+@pytest.mark.parametrize(("plain", "varied"), SENSITIVITIES.items())
+def test_every_coefficient_of_the_engine_model_is_varied_over_as_many_traces(plain: str, varied: str) -> None:
+    of, model = read_preset(varied), read_engine("h20-qwen3-coder-30b-a3b-roofline")
+    assert of.simulation
+    assert of.simulation.engine == "h20-qwen3-coder-30b-a3b-roofline"
+    assert of.sensitivity
+    assert (of.sensitivity.by, of.trials) == (0.3, 5)
+    assert {*of.sensitivity.coefficients} == {*model.model.step.__struct_fields__} | {
+        "kv_capacity_tokens", "latency_s", "bytes_per_s"
+    }  # fmt: skip
+    assert [policy for policy in of.policies if policy not in read_preset(plain).policies] == []
+
+
+def test_the_policies_of_every_claim_are_varied_in_one_of_the_sensitivities() -> None:
+    """So each claim of `fleet` and of the load floor is judged under every variation."""
+    varied = {policy.label for name in ("fleet", "fleet-light") for policy in read_preset(SENSITIVITIES[name]).policies}
+    assert {policy.label for policy in read_preset("fleet").policies} - varied == {"least work"}, "in no claim"
+    of_floor = {one.label for name in SPLITS for one in read_preset(SENSITIVITIES[name]).policies}
+    assert of_floor == {policy.label for policy in read_preset("fleet-load-floor-1p").policies}
 
 
 @pytest.mark.parametrize("preset", [*RECORDED, "fleet-inflight-64", "fleet-inflight-128"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -17,16 +17,17 @@ from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
 from results.records.events import RunPlanned
+from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan, RunPlan
+from results.records.router_spec import TransferRules
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import find_changes, freeze_plan
 from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
 from runners.experiments.engine_choice import EngineChoice, counting_profile
-from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
+from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, ReplayChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
-from runners.router.spec import TransferRules
 from runners.trace.synth import open_synthetic, synthesize_trace
 from state.events import decode, encode
 from tests.runners.prepared import prepare
@@ -54,6 +55,13 @@ def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[
     return read_grid(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
 
 
+def test_a_preset_has_the_defaults_of_the_replay_that_it_describes() -> None:
+    defaults = {one.name: one.default for one in fields(ReplaySpec)}
+    choice = ReplayChoice()
+    stated = {name: getattr(choice, name) for name in choice.__struct_fields__}
+    assert stated == {name: defaults[name] for name in stated}
+
+
 def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
     return freeze_plan(
         experiment=EXPERIMENT,
@@ -78,7 +86,7 @@ def test_every_policy_has_its_turn_once_before_the_next_trial_begins() -> None:
     assert [cell.trial for cell in cells] == sorted(cell.trial for cell in cells)
     for trial in range(of.trials):
         assert {cell.label for cell in cells if cell.trial == trial} == labels
-    assert [cell.params["place"] for cell in cells] == list(range(len(cells)))
+    assert [cell.params["position"] for cell in cells] == list(range(len(cells)))
     assert len({cell.cell for cell in plan_of(of).cells}) == len(plan_of(of).cells)
 
 

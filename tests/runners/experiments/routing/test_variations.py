@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from results.records.layout import RunLayout, trial_layouts
@@ -23,7 +25,9 @@ MODEL = "h20-qwen3-coder-30b-a3b"
 """It has no cost of attention."""
 ROOFLINE = f"{MODEL}-roofline"
 """The preset's own."""
-POLICIES = ("unified", "EAR", "EAR (affinity only)", "EAR (migration only)")
+POLICIES = ("unified", "EAR", "EAR, KV not moved", "EAR (migration only)")
+OTHER_MODEL = f'sensitivity.engines=["{ROOFLINE}", "{MODEL}"]'
+"""The one of both that a run does not have itself."""
 
 
 def plan_run(
@@ -59,32 +63,69 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coefficient", "message"), [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0")]
+    ("coefficient", "message"),
+    [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0"), ("kv_capacity_tokens", "changes nothing")],
 )
 def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
+    setting = "engine.kv_cache_memory_bytes=20615843020"
     with pytest.raises(RunnerError, match=message):
-        plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]')
+        plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]', setting)
 
 
-def test_every_policy_is_planned_again_under_each_variation() -> None:
-    plan = plan_run().plan
+def test_every_policy_is_planned_again_under_each_variation_that_changes_it() -> None:
+    varied = 'sensitivity.coefficients=["base_s", "latency_s", "arrival_rate", "hot_tokens"]'
+    plan = plan_run(varied, OTHER_MODEL, "traces.more-skew.sessions=12").plan
     params = [cell.params for cell in plan.cells if cell.kind == "replay" and cell.trial == 0]
-    by_variation: dict[str, list[str]] = {}
+    by_variation: dict[str, list[Mapping[str, Any]]] = {}
     for one in params:
-        by_variation.setdefault(one.get("variation", ""), []).append(one["policy"])
-    assert len(by_variation) == 1 + 2 * 11 + 2 + 1
-    assert {len(policies) for policies in by_variation.values()} == {4}
+        by_variation.setdefault(one.get("variation", ""), []).append(one)
+    moving = ("latency_s*0.7", "latency_s*1.3")
+    assert {name: len(own) for name, own in by_variation.items()} == {
+        "": 4, "base_s*0.7": 4, "base_s*1.3": 4, "arrival_rate*0.7": 4, "arrival_rate*1.3": 4, "trace=more-skew": 4,
+        f"engine={MODEL}": 4, "hot_tokens*0.7": 3, "hot_tokens*1.3": 3, **dict.fromkeys(moving, 2),
+    }  # fmt: skip
+    assert all(one["policy"] == "ear" and one["moves_kv"] for name in moving for one in by_variation[name])
     scales = {one.get("variation", ""): one["time_scale"] for one in params}
     assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
-    hot = {one["parameters"].get("hot_tokens") for one in params if one.get("variation") == "hot_tokens*1.3"}
-    assert hot == {None, 5200}
+    assert {one["parameters"]["hot_tokens"] for one in by_variation["hot_tokens*1.3"]} == {5200}
     again = prepare(options_of(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 
+def read_turns(folder: Path) -> dict[str, bytes]:
+    """The turns of each policy's trial."""
+    layouts = trial_layouts(folder)
+    return {json.loads(one.cell.read_bytes())["label"]: one.metrics.read_bytes() for one in layouts}
+
+
+def test_a_policy_that_moves_no_kv_has_the_same_turns_whatever_the_link(tmp_path: Path) -> None:
+    """That is why a variation of the link leaves it out."""
+    unchanged = ("unified", "sticky", "EAR, KV not moved", "EAR (affinity only)")
+    turns = []
+    for variation in ("", "latency_s*1.3"):
+        engine = tmp_path / "engine.json"
+        engine.write_bytes(msgspec.json.encode(vary_engine(read_engine(ROOFLINE), variation)))
+        setting = f"simulation.engine={engine}"
+        planned = partial(plan_run, setting, preset="fleet", trials=1, policies=(*unchanged, "static PD-disagg 4P+4D"))
+        turns.append(read_turns(run_whole(tmp_path / f"runs{variation}", tmp_path / "home", planned)))
+    assert {label for label, own in turns[0].items() if own == turns[1][label]} == set(unchanged)
+
+
+def test_a_policy_that_a_variation_does_not_change_is_judged_by_its_cells_without_it(tmp_path: Path) -> None:
+    setting = 'sensitivity.coefficients=["bytes_per_s"]'
+    planned = partial(plan_run, setting, policies=("unified", "sticky", "EAR"))
+    folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
+    assert len(trial_layouts(folder)) == (3 + 2 * 1) * 3
+    verdicts = json.loads(RunLayout(folder).verdicts_json.read_bytes())
+    rows = {row["name"]: row for row in verdicts["conditional_claims"]}
+    alike = rows["log: unified keeps more than sticky"]
+    assert alike["varied"] == dict.fromkeys(("bytes_per_s*0.7", "bytes_per_s*1.3"), alike["measured"])
+    assert "open" not in alike["outcomes"].values()
+
+
 @pytest.mark.parametrize(("own", "other"), [(MODEL, ROOFLINE), (ROOFLINE, MODEL)])
 def test_the_model_that_the_run_has_not_is_a_variation_whose_content_is_in_the_plan(own: str, other: str) -> None:
-    plan = plan_run(f"simulation.engine={own}", 'sensitivity.coefficients=["base_s"]', "traces={}").plan
+    plan = plan_run(f"simulation.engine={own}", 'sensitivity.coefficients=["base_s"]', OTHER_MODEL).plan
     variations = {cell.params.get("variation", "") for cell in plan.cells if cell.kind == "replay"}
     assert variations == {"", "base_s*0.7", "base_s*1.3", f"engine={other}"}
     assert list(plan.inputs["further_engine_models"]) == [other]
@@ -92,7 +133,7 @@ def test_the_model_that_the_run_has_not_is_a_variation_whose_content_is_in_the_p
 
 
 def test_a_plan_without_another_engine_model_states_none() -> None:
-    assert "further_engine_models" not in plan_run("sensitivity.engines=[]").plan.inputs
+    assert "further_engine_models" not in plan_run().plan.inputs
 
 
 def test_an_engine_model_that_does_not_come_with_tracon_is_refused_before_anything_runs() -> None:
@@ -106,7 +147,9 @@ def test_the_claims_of_both_specifications_have_their_policies_under_every_varia
     params = [cell.params for cell in plan.cells if cell.kind == "replay" and cell.trial == 0]
     splits = {one["roles"].count("prefill") for one in params if one["policy"] == "static_pd"}
     assert splits == {4, 6}
-    assert sum(one["policy"] == "load_only" for one in params) == len({one.get("variation", "") for one in params})
+    of_link = [name for name in {one.get("variation", "") for one in params} if name.startswith(("latency", "bytes"))]
+    assert len(of_link) == 4
+    assert sum(one["policy"] == "load_only" for one in params) == 1 + 2 * 6, "the link changes nothing of it"
 
 
 def judge_load_floor(tmp_path: Path, preset: str, setting: str, trials: int) -> dict[str, Any]:
@@ -146,7 +189,7 @@ def test_the_presets_of_figures_8_and_9_can_be_planned(preset: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    planned = partial(plan_run, 'sensitivity.coefficients=["prefill_token_s"]', "traces={}")
+    planned = partial(plan_run, 'sensitivity.coefficients=["prefill_token_s"]', OTHER_MODEL)
     return run_whole(tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("home"), planned)
 
 
@@ -166,7 +209,7 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     aggregate = json.loads(layout.aggregate_json.read_bytes())
     assert aggregate["gaps"] == []
     assert {row["label"] for row in aggregate["policies"]} == {
-        "unified", "EAR", "EAR (affinity only)", "EAR (migration only)"
+        "unified", "EAR", "EAR, KV not moved", "EAR (migration only)"
     }  # fmt: skip
     assert len(trial_layouts(folder)) == 4 * 4 * 3
     assert "Claims over the coefficients of the engine model" in layout.report_md.read_text()

@@ -13,8 +13,8 @@ from results.records.migrations import TickMigration
 from results.records.plan import CellPlan
 from runners.campaign.engine_group import Member
 from runners.experiments.routing.watch import EngineFacts, Watch, migration_changed, routed_line, router_sampled
-from runners.load.replay_spec import AnsweredBy, ReplayTick
-from runners.router.spec import RouterTick, TickInstance, TickPick
+from runners.load.replay_messages import AnsweredBy, ReplayTick
+from runners.router.messages import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
 from state.routing import routing_after
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from results.records.router_spec import HealthRules
 from runners.router.breaker import BreakerState
 from runners.router.failure import Failure
 from runners.router.instances import probes
 from runners.router.instances.internal_request import InternalRequestFailed
 from runners.router.instances.probes import Probes
-from runners.router.spec import HealthRules
 
 RULES = HealthRules(probe_interval_s=0.01, probe_timeout_s=0.01, open_s=0.01)
 

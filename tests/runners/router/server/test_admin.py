@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
+from results.records.router_spec import HealthRules
 from runners.router.instances import fleet
 from runners.router.instances.fleet import CacheFacts
 from runners.router.instances.upstream import Pool
+from runners.router.messages import RouterError
 from runners.router.server.front import ClientConnection
-from runners.router.spec import ADMIN_TOKEN, HealthRules, RouterError
+from runners.router.server.pages import ADMIN_TOKEN
 from tests.runners.router.routers import SOON_S, by, events, instances, router, tokens, until
 
 

@@ -96,6 +96,34 @@ async def test_a_want_of_memory_costs_one_batch_and_is_counted(tmp_path: Path, m
     assert [record.seq for record in read_log(path, "d").records] == [2]
 
 
+async def test_a_disk_that_is_too_slow_costs_records_and_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, goes_on = tmp_path / "d.jsonl", threading.Event()
+    real_write, record_bytes = os.write, len(msgspec.json.encode(make_record(0)))
+
+    def write_late(file: int, data: bytes | memoryview) -> int:
+        if file == log._file:
+            goes_on.wait(30.0)
+        return real_write(file, data)
+
+    monkeypatch.setattr("runners.router.server.log.os.write", write_late)
+    monkeypatch.setattr("runners.router.server.log.BACKLOG_LIMIT_BYTES", 10 * record_bytes)
+    log = RecordFile(str(path))
+    for seq in range(100):
+        log.append_record(make_record(seq))
+        log.flush_records()
+    assert 10 * record_bytes < log.backlog_bytes <= 12 * record_bytes
+    stored = 100 - log.lost
+    assert stored in (10, 11)
+    goes_on.set()
+    await until(lambda: log.backlog_bytes == 0)
+    log.append_record(make_record(100))
+    await log.close()
+    assert [record.seq for record in read_log(path, "d").records] == [*range(stored), 100]
+    assert log.lost == 100 - stored
+
+
 async def test_a_router_that_can_start_no_thread_still_writes_every_record_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

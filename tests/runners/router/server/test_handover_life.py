@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from results.records.decisions import KvTransfer, RoutedOutcome
-from runners.router.spec import TransferRules
+from results.records.router_spec import TransferRules
 from tests.runners.router.routers import Router, by, router, until
 from tests.runners.router.transfer.engines import BLOCK, Engine, World
 

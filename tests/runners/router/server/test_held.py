@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
+from results.records.router_spec import Limits
 from runners.router.server.server import BEAT_S
-from runners.router.spec import Limits
 from tests.runners.router.routers import SHORT, Router, by, instances, members_of, router, until
 from tests.servers.backend import Backend
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from results.records.errors import SpecError
+from results.records.router_spec import InstanceSpec, KvEndpoint, Limits, RouterSpec
 from runners.router import facts
 from runners.router.facts import HASHED_TOKENS, LONG_BYTES, PROMPTS_LIMIT, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
@@ -23,7 +25,6 @@ from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, KEY_BYTES, PARSE
 from runners.router.server.pages import Pages
 from runners.router.server.proxy import Proxy
 from runners.router.server.server import STREAMS_LIMIT, Server
-from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
 from tests.runners.router.routers import BODY, SHORT, Router, instances, raw_post, router, until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -473,6 +474,29 @@ async def test_headers_that_connection_names_go_no_further() -> None:
     assert without_named(framed) == framed[:2]
 
 
+@pytest.mark.parametrize("kind", [b"", b"content-type: text/plain;charset=UTF-8\r\n", b"content-type: x\r\n"])
+async def test_what_any_web_page_may_send_is_neither_picked_nor_passed_on(kind: bytes) -> None:
+    """A browser asks nobody before it sends a text to another origin. vLLM refuses it, but the router would have bound
+    its session and counted its prompt as cached."""
+    session, page = b"x-session-id: s\r\n", b"origin: http://evil.example\r\n"
+    async with instances("a") as (a,), router([a]) as routed:
+        line = await answer_to(routed, raw_post(headers=page + session + kind))
+        assert line.startswith(b"HTTP/1.1 415 ")
+        assert not a.seen
+        assert routed.server._bindings.owner_of("s") == ""
+        answer = await answer_to(routed, raw_post(headers=session + kind))
+        assert answer.startswith(b"HTTP/1.1 200 "), "curl and scripts name no origin: the instance decides"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "Application/JSON; charset=utf-8"])
+async def test_a_web_page_behind_the_routers_own_proxy_sends_json(kind: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        headers = {"origin": "http://127.0.0.1:8080", "content-type": kind}
+        answer = await routed.http.post("/v1/completions", content=BODY, headers=headers)
+        assert answer.status_code == 200
+        assert len(a.seen) == 1
+
+
 async def test_an_index_whose_engine_does_not_report_its_capacity_is_bounded() -> None:
     async with instances("a") as (a,), router([a], instances=(InstanceSpec("a", a.url),)) as routed:
         index = routed.server._fleet.indexes["a"]
@@ -507,10 +531,14 @@ async def test_a_long_body_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPat
     assert [reader is threading.main_thread() for reader in readers] == [True, False]
 
 
-def test_an_instances_url_carries_no_credentials() -> None:
-    with pytest.raises(RouterError, match="contains a user or a password") as refused:
-        RouterSpec((InstanceSpec("a", "http://me:secret@127.0.0.1:8000"),))
-    assert "secret" not in f"{refused.value} {refused.value.remedy}"
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_an_instances_urls_carry_no_credentials(scheme: str) -> None:
+    url = f"{scheme}://me:secret@127.0.0.1:8000"
+    bootstrap = KvEndpoint("mooncake", bootstrap=url)
+    for instance in (InstanceSpec("a", url), InstanceSpec("a", "http://127.0.0.1:8000", transfer=bootstrap)):
+        with pytest.raises(SpecError, match="contains a user or a password") as refused:
+            RouterSpec((instance,))
+        assert "secret" not in f"{refused.value} {refused.value.remedy}"
 
 
 def test_no_depth_of_json_makes_reading_fail() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runners.router.spec import Prewarm, RouterError
+from results.records.router_spec import Prewarm
+from runners.router.messages import RouterError
 from tests.runners.router.routers import instances, router
 
 PREFIX = tuple(range(16))

@@ -14,16 +14,10 @@ import msgspec
 import psutil
 import pytest
 
+from results.records.errors import SpecError
+from results.records.router_spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
+from runners.router.messages import RouterError, RouterTick, read_router_spec
 from runners.router.server.process import RouterProcess
-from runners.router.spec import (
-    InstanceSpec,
-    KvEndpoint,
-    RouterError,
-    RouterSpec,
-    RouterTick,
-    TransferRules,
-    router_spec,
-)
 from tests.runners.router.routers import instances, members_of, until
 from tests.servers.backend import Backend
 
@@ -51,7 +45,7 @@ async def test_it_serves_ticks_and_gives_an_account_at_its_end(tmp_path: Path) -
             await until(lambda: bool(ticks) and ticks[-1].sessions == 2)
             outcome = await process.end()
             assert not process.alive
-        assert router_spec(tmp_path / "router.spec.json") == spec
+        assert read_router_spec(tmp_path / "router.spec.json") == spec
         assert (outcome.requests, outcome.picks, outcome.errors, outcome.records_lost) == (4, 4, 0, 0)
         assert sum(outcome.decisions.values()) == 4
         assert outcome.decide_us_p50 is not None
@@ -128,9 +122,9 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
         script = (
             "import asyncio, sys, pathlib\n"
             "from runners.router.server.process import RouterProcess\n"
-            "from runners.router.spec import router_spec\n"
+            "from runners.router.messages import read_router_spec\n"
             "async def main():\n"
-            "    spec = router_spec(pathlib.Path(sys.argv[1]))\n"
+            "    spec = read_router_spec(pathlib.Path(sys.argv[1]))\n"
             "    async with RouterProcess(spec, pathlib.Path(sys.argv[1] + '.2')) as process:\n"
             "        print(process.pid, flush=True)\n"
             "        await asyncio.sleep(60)\n"
@@ -160,12 +154,21 @@ def test_a_spec_that_is_wrong_names_the_field(tmp_path: Path) -> None:
         ((InstanceSpec("a", "http://h"),), {"transfer": TransferRules(attempts=0)}, "transfer.attempts"),
         ((InstanceSpec("a", "http://h"),), {"transfer": TransferRules(timeout_s=0)}, "transfer time"),
     ):
-        with pytest.raises(RouterError, match=match):
+        with pytest.raises(SpecError, match=match):
             RouterSpec(instances_, **changes)
     path = tmp_path / "s.json"
     path.write_text('{"instances": [], "policy": 3}')
     with pytest.raises(RouterError, match="policy"):
-        router_spec(path)
+        read_router_spec(path)
+    path.write_text('{"instances": [], "version": 2}')
+    with pytest.raises(RouterError, match="no instance"):
+        read_router_spec(path)
+    path.write_text('{"instances": [], "version": 9}')
+    with pytest.raises(RouterError, match="has version 9; this Tracon reads versions 1 and 2"):
+        read_router_spec(path)
+
+
+def test_a_spec_of_the_first_version_has_the_present_names(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
     path.write_text('{"instances": [{"instance": "a", "url": "http://h"}], "transfer": {"leg_priority": -1}}')
-    with pytest.raises(RouterError, match="leg_priority is now called priority"):
-        router_spec(path)
+    assert read_router_spec(path) == RouterSpec((InstanceSpec("a", "http://h"),), transfer=TransferRules(priority=-1))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
+from results.records.router_spec import HealthRules, Limits
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -21,7 +22,6 @@ from runners.router.prefix_index import PrefixIndex
 from runners.router.server.front import ClientConnection
 from runners.router.server.proxy import ProxiedRequest
 from runners.router.sessions.bindings import Bindings
-from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
 from runners.simulator.clock import SimulatedClock

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from results.records.router_spec import InstanceSpec, Limits
 from runners.router.server.server import BEAT_S, BEATS_PER_LIMIT, TIMER_S
-from runners.router.spec import InstanceSpec, Limits
 from tests.runners.router.routers import (
     SHORT,
     SOON_S,

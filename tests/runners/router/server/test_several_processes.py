@@ -15,9 +15,11 @@ import httpx
 import psutil
 import pytest
 
+from results.records.errors import SpecError
+from results.records.router_spec import BindingRules, InstanceSpec, RouterSpec
+from runners.router.messages import RouterError, RouterTick, TickInstance, TickPick
 from runners.router.server.process import RouterProcess
 from runners.router.server.several import hold_port, merge_ticks
-from runners.router.spec import BindingRules, InstanceSpec, RouterError, RouterSpec, RouterTick, TickInstance, TickPick
 from tests.runners.router.routers import by, instances, members_of, until
 from tests.servers.backend import Backend
 from tests.servers.redis_server import RedisServer
@@ -181,7 +183,7 @@ def test_a_port_that_several_processes_hold_is_not_shared_with_another_router() 
 def test_what_several_processes_cannot_do_is_refused(changes: dict[str, Any], why: str) -> None:
     given: dict[str, Any] = {"processes": 2, "bindings": BindingRules("redis://127.0.0.1:6379/0")}
     member = InstanceSpec("a", "http://127.0.0.1:1", kv_events="tcp://127.0.0.1:2")
-    with pytest.raises(RouterError, match=why):
+    with pytest.raises(SpecError, match=why):
         RouterSpec((member,), **(given | changes))
 
 

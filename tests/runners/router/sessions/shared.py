@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
+from results.records.router_spec import BindingRules
 from runners.router.counts import Counts
 from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from runners.router.sessions.redis_rows import TableRow
 from runners.router.sessions.shared_bindings import SharedBindings
-from runners.router.spec import BindingRules
 
 NAMES = ("a", "b", "c")
 WAIT_S = 8.0

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
+from results.records.router_spec import PASSWORD, BindingRules, RouterSpec
 from runners.router.server.process import RouterProcess
 from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from runners.router.sessions.shared_bindings import SharedBindings
-from runners.router.spec import PASSWORD, BindingRules, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
 from tests.runners.router.routers import Router, by, instances, members_of, router, until
 from tests.runners.router.test_migration import EAR, LONG, OWN, hot

@@ -8,8 +8,9 @@ from time import monotonic
 
 import pytest
 
+from results.records.errors import SpecError
+from results.records.router_spec import PASSWORD, BindingRules, InstanceSpec, RouterSpec
 from runners.router.sessions.shared_bindings import PENDING_LOSSES
-from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterError, RouterSpec
 from tests.runners.router.routers import until
 from tests.runners.router.sessions.shared import sharing
 from tests.servers.redis_server import RedisServer
@@ -290,7 +291,7 @@ async def test_a_redis_that_refuses_the_password_or_is_not_there_stops_no_router
         (BindingRules("redis://user:s3cret@h:1/0"), "carries a password"),
         (BindingRules("redis://h:1/0?password=s3cret"), "has a query"),
         (BindingRules("http://h:1"), "scheme 'http'"),
-        (BindingRules("redis://"), "no place"),
+        (BindingRules("redis://"), "no host"),
         (BindingRules("redis://h/x"), "database 'x'"),
         (BindingRules("redis://h:99999/0"), "cannot be read"),
         (BindingRules("redis://h", wait_s=0), "wait_s"),
@@ -300,7 +301,7 @@ async def test_a_redis_that_refuses_the_password_or_is_not_there_stops_no_router
 def test_a_place_for_bindings_that_cannot_be_used_is_refused_without_its_secret(
     rules: BindingRules, match: str
 ) -> None:
-    with pytest.raises(RouterError, match=match) as refused:
+    with pytest.raises(SpecError, match=match) as refused:
         RouterSpec((InstanceSpec("a", "http://h"),), bindings=rules)
     assert "s3cret" not in f"{refused.value} {refused.value.remedy}"
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from results.records.decisions import KvTransfer
+from results.records.router_spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.instances.upstream import Pool, resolve_instance
-from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.movement import Movement
 from runners.router.transfer.transfers import Transfers
 from tests.runners.router.drivers import SetClock

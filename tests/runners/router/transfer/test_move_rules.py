@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
+from results.records.router_spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.move_rules import Admission, MoveRules
 
 SPECS = {name: InstanceSpec(name, f"http://{name}", transfer=KvEndpoint("nixl")) for name in ("h", "t", "u")}

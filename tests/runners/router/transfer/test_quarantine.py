@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.router.spec import TransferRules
+from results.records.router_spec import TransferRules
 from runners.router.transfer.quarantine import Quarantine
 
 RULES = TransferRules(failures_to_quarantine=3, window_s=60.0, quarantine_s=10.0, quarantine_max_s=40.0)

@@ -1,38 +1,25 @@
-"""A router's spec, ready line, ticks and outcome: the messages between it and its parent.
-
-All travel as JSON; times ending in `_ns` are `time.perf_counter_ns()`.
-"""
+"""The options of a router, as a file: its address, its instances, its policy and its limits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from results.records.decisions import Role
-from results.records.migrations import TickMigration
+from results.records.declaration import rename_fields
 from results.records.plan import RENAMED_RULES
-from runners.child_process import ChildLine, read_spec
-from runners.errors import RunnerError
-from runners.target import has_user
+from results.records.spec_rules import Rule, has_user, is_http_url, refuse_problems
 
+ROUTER_SPEC_VERSION = 2
 INDEXES = ("approximate", "events")
 TRANSPORTS = ("mooncake", "nixl")
 KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 INSTANCE_NAME_LIMIT = 64
 PASSWORD = "TRACON_REDIS_PASSWORD"
 """Environment variable: a password in a URL would appear in specs, logs and process lists."""
-ADMIN_TOKEN = "TRACON_ADMIN_TOKEN"
-"""Environment variable: if set, the operator's pages require `Authorization: Bearer` with its value."""
 TABLE_SCHEMES = ("redis", "rediss", "unix")
-LATEST = 20
-"""Number of picks in a tick."""
-
-
-class RouterError(RunnerError):
-    """The router cannot start, or cannot carry out a request of its operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +48,11 @@ class TransferRules:
     failures_to_quarantine: int = 3
     """After this many failed transfers of a pair within `window_s` none is tried for `quarantine_s` (Q1.D)."""
     window_s: float = 60.0
+    """Within which failed transfers of a pair count."""
     quarantine_s: float = 10.0
     """After it one transfer is tried as a probe; each failed probe doubles the time, up to `quarantine_max_s`."""
     quarantine_max_s: float = 120.0
+    """The longest quarantine."""
     min_tokens: int = 1
     """If the target lacks fewer prompt tokens, it computes them instead of a transfer."""
     queue: int = 1
@@ -85,6 +74,7 @@ class InstanceSpec:
     url: str
     """Base URL; a request for `/v1/completions` goes to `<url>/v1/completions`."""
     role: Role = "both"
+    """`both`, `prefill` or `decode`."""
     kv_capacity_tokens: int | None = None
     """Size of its KV pool in tokens; None = ask its `/metrics`."""
     block_tokens: int | None = None
@@ -104,6 +94,7 @@ class HealthRules:
     probe_interval_s: float = 2.0
     """Interval of GET /health to a healthy instance; an unhealthy one is probed every `open_s`."""
     probe_timeout_s: float = 5.0
+    """Longest wait for the answer to a probe."""
     unhealthy_after: int = 3
     """Failed probes in a row (a timeout, or any status but 200) before the instance counts as down. One refused
     connection is enough: no process listens there."""
@@ -113,6 +104,7 @@ class HealthRules:
     open_s: float = 1.0
     """Time from the opening of the breaker to the first trial, once /health answers; each failed trial doubles it."""
     open_max_s: float = 30.0
+    """The longest time to a trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +112,7 @@ class Limits:
     """Time and size limits."""
 
     connect_s: float = 3.0
+    """Of a new connection to an instance."""
     first_byte_s: float = 300.0
     """From dispatch to the first body byte; then the request is retried on another instance."""
     stall_s: float = 120.0
@@ -137,6 +130,7 @@ class Limits:
     attempts: int = 3
     """Instances that one request may be sent to."""
     body_bytes: int = 64 << 20
+    """Longest body of a request; a longer one gets a 413."""
     held_bytes: int = 1 << 30
     """All request bodies held at a time: arriving, waiting and in flight."""
     streams: int = 0
@@ -150,7 +144,9 @@ class Prewarm:
     """A prompt that every instance computes before the first request."""
 
     model: str
+    """Its name in the request."""
     token_ids: tuple[int, ...]
+    """Of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +168,13 @@ class RouterSpec:
     """One router: its address, its instances, its policy."""
 
     instances: tuple[InstanceSpec, ...]
+    """At least one; their names differ."""
     policy: str = "unified_spread"
     """A policy's name, or the path of a Python file with one."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Of the policy; those that are absent have its defaults."""
     host: str = "127.0.0.1"
+    """Address that it listens on."""
     port: int = 0
     """0 = any free one; the ready line names it."""
     processes: int = 1
@@ -200,17 +199,23 @@ class RouterSpec:
     """KV tokens reserved for an answer, besides its prompt, when a policy checks for room; `max_tokens` = the request's
     limit, which is an oracle if a replay asks for exactly the recorded output."""
     bindings: BindingRules = field(default_factory=BindingRules)
+    """Where the bindings of sessions are stored."""
     prewarm: Prewarm | None = None
+    """None = no instance computes a prompt ahead."""
     health: HealthRules = field(default_factory=HealthRules)
+    """When an instance may be picked."""
     limits: Limits = field(default_factory=Limits)
+    """Of requests, connections and times."""
     transfer: TransferRules = field(default_factory=TransferRules)
+    """How KV is moved between instances."""
+    version: int = ROUTER_SPEC_VERSION
+    """Of this record."""
 
     def __post_init__(self) -> None:
-        for problem, remedy in _find_problems(self):
-            raise RouterError(f"router spec: {problem}", remedy=remedy)
+        refuse_problems("router", _list_rules(self))
 
 
-def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
+def find_instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
     """The first problem of one instance and what to give instead; None = it is valid."""
     name = spec.instance
     usable = name.isascii() and name.isprintable() and not set(name) & set(' /"\\')
@@ -221,23 +226,14 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
         )
     if has_user(spec.url):
         return f"instance {name}: its url contains a user or a password", "the URL without them, http://HOST:PORT"
-    if not _is_http(spec.url):
+    if not is_http_url(spec.url):
         return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"
     if (spec.block_tokens or 1) < 1 or (spec.kv_capacity_tokens or 1) < 1:
         return f"instance {name}: block_tokens or kv_capacity_tokens is below 1", "at least 1, or null"
-    return None if spec.transfer is None else _transfer_problem(spec, spec.transfer)
+    return None if spec.transfer is None else _find_transfer_problem(spec, spec.transfer)
 
 
-def _is_http(url: str) -> bool:
-    """Whether it is an http(s) URL with a host and a valid port."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an unmatched bracket, or an invalid port
-        return False
-
-
-def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, str] | None:
+def _find_transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, str] | None:
     name, role = spec.instance, transfer.kv_role
     unfit = {"prefill": "kv_consumer", "decode": "kv_producer"}.get(spec.role)
     if transfer.transport not in TRANSPORTS:
@@ -246,7 +242,9 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
         return f"instance {name}: kv_role is {role!r}", f"one of {', '.join(KV_ROLES)}, as its connector was started"
     if role == unfit:
         return f"instance {name}: its role is {spec.role}, and its connector is a {role}", "kv_both, or the other one"
-    if transfer.transport == "mooncake" and role != "kv_consumer" and not _is_http(transfer.bootstrap):
+    if has_user(transfer.bootstrap):
+        return f"instance {name}: its bootstrap contains a user or a password", "the URL without them, http://HOST:PORT"
+    if transfer.transport == "mooncake" and role != "kv_consumer" and not is_http_url(transfer.bootstrap):
         return (
             f"instance {name}: bootstrap {transfer.bootstrap!r} is no http(s) URL",
             "the base URL of its Mooncake bootstrap server, http://HOST:PORT with its VLLM_MOONCAKE_BOOTSTRAP_PORT",
@@ -256,14 +254,14 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
     return None
 
 
-def _binding_problem(rules: BindingRules) -> tuple[str, str] | None:
+def _find_binding_problem(rules: BindingRules) -> tuple[str, str] | None:
     """The first problem of the rules and what to give instead, without secrets; None = they are valid."""
     if min(rules.wait_s, rules.claim_s) <= 0 or not rules.prefix:
         return "bindings.wait_s or claim_s is not above 0, or the prefix is empty", "seconds above 0 and a prefix"
-    return _url_problem(rules.redis_url) if rules.redis_url else None
+    return _find_url_problem(rules.redis_url) if rules.redis_url else None
 
 
-def _url_problem(url: str) -> tuple[str, str] | None:
+def _find_url_problem(url: str) -> tuple[str, str] | None:
     try:
         parts = urlsplit(url)
         port, secret = parts.port, parts.password is not None
@@ -278,7 +276,7 @@ def _url_problem(url: str) -> tuple[str, str] | None:
         return "the URL of bindings has a query", "redis://[USER@]HOST:PORT/DB and nothing behind it"
     if parts.scheme not in TABLE_SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
         return (
-            f"the URL of bindings has scheme {parts.scheme!r} or no place",
+            f"the URL of bindings has scheme {parts.scheme!r} or no host",
             "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH",
         )
     database = parts.path.strip("/")
@@ -287,10 +285,12 @@ def _url_problem(url: str) -> tuple[str, str] | None:
     return None if port is None or port else ("the URL of bindings has port 0", "the port that Redis listens on")
 
 
-def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
+def _list_rules(spec: RouterSpec) -> tuple[Rule, ...]:
     names = [instance.instance for instance in spec.instances]
     twice = sorted({name for name in names if names.count(name) > 1})
-    problems = [problem for instance in spec.instances if (problem := instance_problem(instance))]
+    problems = [problem for instance in spec.instances if (problem := find_instance_problem(instance))]
+    if (problem := _find_binding_problem(spec.bindings)) is not None:
+        problems.append(problem)
     limits, health, moves = spec.limits, spec.health, spec.transfer
     times = (
         limits.connect_s,
@@ -301,7 +301,8 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
         limits.head_s,
         limits.body_s,
     )
-    rules = (
+    return (
+        *((False, *problem) for problem in problems),
         (bool(names), "it has no instance", "at least one instance"),
         (not twice, f"instances are named twice: {', '.join(twice)}", "every instance a name of its own"),
         (0 <= spec.port < 65536, f"port is {spec.port}", "a port from 0 to 65535"),
@@ -342,113 +343,11 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
         ),
         (moves.queue >= 0, "transfer.queue is below 0", "at least 0"),
     )
-    table = _binding_problem(spec.bindings)
-    problems += [table] if table is not None else []
-    problems += [(problem, remedy) for holds, problem, remedy in rules if not holds]
-    return [(problem, f"Give {remedy}.") for problem, remedy in problems]
 
 
-@dataclass(frozen=True, slots=True)
-class TickInstance:
-    """One instance in a tick."""
-
-    instance: str
-    available: bool
-    why: str
-    num_requests: int
-    pending_prefill_tokens: int
-    ongoing_tokens: int
-    sessions: int
-    picks: int = 0
-    """Since the router started."""
-
-
-@dataclass(frozen=True, slots=True)
-class TickPick:
-    """One of the latest picks."""
-
-    t_ns: int
-    request: str
-    session: str
-    instance: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RouterTick:
-    """One second of a running router. Counts are since it started."""
-
-    t_ns: int
-    policy: str
-    instances: tuple[TickInstance, ...]
-    sessions: int
-    """Sessions bound."""
-    decisions: Mapping[str, int]
-    """Picks by reason."""
-    latest: tuple[TickPick, ...]
-    """The last LATEST picks, oldest first."""
-    retries: int
-    """Picks repeated because an instance failed before the first byte."""
-    errors: int
-    """Requests that ended in an error that was not the client's."""
-    migrations: tuple[TickMigration, ...] = ()
-    """Events since the last tick, oldest first. A refusal is reported once per session and reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterReady:
-    """The router listens."""
-
-    url: str
-    pid: int
-    instances: tuple[str, ...]
-    block_tokens: int
-    pages: tuple[str, ...] = ()
-    """Base URLs of the metrics and the operator's pages of each of several processes; empty = at `url`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterOutcome:
-    """The totals of a router at its end."""
-
-    t_start_ns: int
-    t_end_ns: int
-    policy: str
-    index: str
-    requests: int
-    picks: int
-    retries: int
-    errors: int
-    aborted: int
-    """Requests whose client left first."""
-    cut: int
-    """Requests still in flight at the end of the drain."""
-    decisions: Mapping[str, int]
-    decide_us_p50: float | None
-    """Over the latest picks; for several processes the largest; None = there were no picks."""
-    decide_us_p99: float | None
-    records_lost: int
-    """Decision records that could not be written."""
-    log_error: str = ""
-    died: int = 0
-    """Times that one of several processes died and was restarted; its counts are not included."""
-    events_lost: int = 0
-    """Instance events that could not be written."""
-
-
-class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):
-    """One line of the router's standard output: exactly one field is set."""
-
-    ready: RouterReady | None = None
-    end: RouterOutcome | None = None
-
-
-def router_spec(path: Path) -> RouterSpec:
-    """Read a spec from a JSON file. Raises RouterError naming the file and the wrong field."""
-    spec = read_spec(path, RouterSpec, "router spec", RouterError)
-    for old in RENAMED_RULES.keys() & read_spec(path, dict[str, Any], "router spec", RouterError).get("transfer", {}):
-        raise RouterError(
-            f"router spec {path}: transfer.{old} is now called {RENAMED_RULES[old]}",
-            remedy="Correct that field of the router spec.",
-        )
-    return spec
+def upgrade_router_spec_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """A spec of version 1 with the present names of its transfer rules."""
+    transfer = row.get("transfer")
+    if isinstance(transfer, dict):
+        row = row | {"transfer": rename_fields(transfer, RENAMED_RULES)}
+    return row | {"version": 2}

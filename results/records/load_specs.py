@@ -1,32 +1,19 @@
-"""The options of a load, its ticks and its outcome: the wire between the load process and its parent.
-
-All three travel as JSON; times ending in `_ns` are `time.perf_counter_ns()`.
-"""
+"""The options of a load process, as a file: an open-loop cell's, and a replay's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-from urllib.parse import urlsplit
 
-from results.records.live import LiveLatency
-from runners.child_process import ChildLine
-from runners.errors import RunnerError
-from runners.load.fidelity import Fidelity, FidelityLimits
-from runners.target import has_user
+from results.records.spec_rules import Rule, has_user, is_http_url, refuse_problems
 
+LOAD_SPEC_VERSION = 1
+REPLAY_SPEC_VERSION = 1
 ARRIVALS = ("constant", "poisson")
 EVIDENCE = ("token_ids", "usage")
+THINKING = ("recorded", "gaps", "none")
+ON_ERROR = ("continue", "end_session")
 SEED_LIMIT = 1 << 64
 CELL_INDEX_LIMIT = 1 << 32
-
-TickOf = TypeVar("TickOf")
-OutcomeOf = TypeVar("OutcomeOf")
-
-
-class LoadError(RunnerError):
-    """The load could not be run at all (an impossible spec, no server, no room to write); nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +27,9 @@ class LoadOptions:
     requests_path: str
     """Where the record of every request goes (JSONL); an existing file is replaced."""
     seed: int = 0
-    """Of the prompts' token ids, and of an open loop's schedule."""
+    """Seed of the prompts' token ids, and of an open loop's schedule."""
     vocab_low: int = 0
+    """The lowest token id of a prompt."""
     vocab_high: int = 256
     """Prompt token ids are drawn from vocab_low <= id < vocab_high."""
     max_duration_s: float
@@ -69,10 +57,6 @@ class LoadOptions:
     client_cpu_share: float = 0.90
     """Fidelity: CPU seconds of the client per second; above it the cell is degraded."""
 
-    @property
-    def limits(self) -> FidelityLimits:
-        return FidelityLimits(self.lateness_p99_s, self.achieved_ratio, self.client_cpu_share)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec(LoadOptions):
@@ -83,28 +67,34 @@ class LoadSpec(LoadOptions):
     """
 
     rate_per_s: float
+    """Arrivals per second."""
     input_tokens: int
+    """Of each prompt."""
     output_tokens: int
+    """Of each answer."""
     arrival: str = "constant"
     """`constant` or `poisson`."""
     cell_index: int = 0
     """Below 2**32; tells the cells of a run apart."""
     warmup_s: float = 10.0
+    """Before the measured window."""
     min_duration_s: float = 60.0
-    """Of the measured window, which begins when the warm-up ends."""
+    """Minimum duration of the measured window, which begins when the warm-up ends."""
     min_completed: int = 200
     """Requests that were due inside the window and were completed."""
     max_duration_s: float = 600.0
-    """Of the measured window: the hard stop."""
+    """Maximum duration of the measured window: the hard stop."""
     inflight_cap: int = 256
     """An arrival at which this many requests are in flight is dropped."""
     stall_timeout_s: float = 60.0
     """Between two pieces of a response, once it has begun."""
     chunks_path: str = ""
     """Where the stamps of every token chunk go (JSONL: index, t_ns); empty = not written."""
+    version: int = LOAD_SPEC_VERSION
+    """Of this record."""
 
     def __post_init__(self) -> None:
-        refuse_problems("load", (*common_problems(self), *_list_problems(self)))
+        refuse_problems("load", (*_common_rules(self), *_load_rules(self)))
 
     @property
     def horizon_s(self) -> float:
@@ -117,29 +107,44 @@ class LoadSpec(LoadOptions):
         return min(max(self.min_duration_s, self.min_completed / self.rate_per_s), self.max_duration_s)
 
 
-def is_url(text: str) -> bool:
-    """Whether it is an http(s) URL with a host."""
-    parts = urlsplit(text)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySpec(LoadOptions):
+    """One replay of a trace: closed loop within a session, open arrival of sessions.
+
+    Prompts and times are pure functions of the trace, `seed` and the pace. Two replays of a seed send the same prompts:
+    the second needs fresh engines, or it hits the prefix cache of the first.
+    """
+
+    trace_path: str
+    """A trace in the project's own format."""
+    time_scale: float = 1.0
+    """Every recorded time is multiplied by it: 0.5 = twice as fast."""
+    idle_gap_cap_s: float | None = None
+    """No pause inside a session is longer, after scaling; None = as recorded."""
+    think: str = "recorded"
+    """`recorded` (think times; gaps from send to send where there are none), `gaps` (always those) or `none`."""
+    max_inflight_sessions: int = 0
+    """Most sessions in flight at once; further ones wait and are counted, never dropped. 0 = no limit."""
+    on_error: str = "continue"
+    """After a failed turn: `continue` with the session's next one, or `end_session`."""
+    block_tokens: int = 16
+    """The engine's block size, for which the records hold the trace's bounds."""
+    max_duration_s: float = 3600.0
+    """From the first session's start: the hard stop."""
+    stall_timeout_s: float = 300.0
+    """Between two pieces of a response, once its head has come; queueing in the engine counts."""
+    version: int = REPLAY_SPEC_VERSION
+    """Of this record."""
+
+    def __post_init__(self) -> None:
+        refuse_problems("replay", (*_common_rules(self), *_replay_rules(self)))
 
 
-Rule = tuple[bool, str, str]
-"""Whether it holds, what is wrong where it does not, and what to give."""
-
-
-def refuse_problems(kind: str, rules: Iterable[Rule]) -> None:
-    """Raise LoadError for the first rule that does not hold."""
-    for holds, problem, remedy in rules:
-        if not holds:
-            raise LoadError(f"{kind} spec: {problem}", remedy=f"Give {remedy}.")
-
-
-def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
-    """The rules for the options of every load."""
+def _common_rules(spec: LoadOptions) -> tuple[Rule, ...]:
     evidence = ", ".join(EVIDENCE)
     return (
         (not has_user(spec.url), "url contains a user or a password", "the URL without them, http://HOST:PORT"),
-        (is_url(spec.url), f"url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"),
+        (is_http_url(spec.url), f"url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"),
         (spec.token_evidence in EVIDENCE, f"token_evidence is {spec.token_evidence!r}", f"one of {evidence}"),
         (0 <= spec.seed < SEED_LIMIT, f"seed is {spec.seed}", "0 <= seed < 2**64"),
         (
@@ -153,7 +158,7 @@ def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
     )
 
 
-def _list_problems(spec: LoadSpec) -> tuple[Rule, ...]:
+def _load_rules(spec: LoadSpec) -> tuple[Rule, ...]:
     return (
         (spec.rate_per_s > 0, f"rate_per_s is {spec.rate_per_s}", "a rate above 0"),
         (spec.input_tokens >= 1, f"input_tokens is {spec.input_tokens}", "at least 1"),
@@ -170,76 +175,13 @@ def _list_problems(spec: LoadSpec) -> tuple[Rule, ...]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick(LiveLatency):
-    """One second of a running load. Counts are since it began; latencies cover the last LIVE_WINDOW_S seconds."""
-
-    t_ns: int
-    elapsed_s: float
-    phase: str
-    """`warmup`, `measure` or `drain` of a cell; `replay` or `drain` of a replay."""
-    fraction: float
-    """0..1 of the expected work."""
-    sent: int
-    completed: int
-    failed: int
-    inflight: int
-    pending_prefill_tokens: int
-    """Prompt tokens of requests sent whose first token has not come back, cached ones included."""
-    lateness_p99_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadTick(Tick):
-    """One second of a running cell."""
-
-    dropped: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficOutcome:
-    """How a load ended."""
-
-    t_start_ns: int
-    """Intended time of the first arrival, or start of the first session."""
-    t_end_ns: int
-    """When the last request had finished or was cut."""
-    t_start_unix_s: float
-    stop_reason: str
-    """`complete`, `hard_stop` (max_duration_s), `cancelled` (cut from outside) or `failing` (max_failures_in_a_row)."""
-    sent: int
-    completed: int
-    failed: int
-    cut: int
-    """In flight, or of a replay still to come, when it ended."""
-    retried: int
-    """Requests sent again on a fresh connection because the pooled one was closed."""
-    wrong_length: int
-    """Completions whose prompt or output length, as the engine counted it, was not the requested one."""
-    late_bodies: int
-    """Bodies that were not ready at their time and were built when they were sent."""
-    realtime: bool
-    """Whether the kernel granted SCHED_RR."""
-    fidelity: Fidelity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOutcome(TrafficOutcome):
-    """How a cell ended."""
-
-    t_window_start_ns: int
-    t_window_end_ns: int
-    """When sending stopped: at the scheduled time of the first arrival that was not sent."""
-    dropped: int
-    completed_in_window: int
-    """Completions that ended inside the window, warm-up requests included: effective throughput's numerator."""
-
-    @property
-    def window_s(self) -> float:
-        return (self.t_window_end_ns - self.t_window_start_ns) / 1e9
-
-
-class LoadLine(ChildLine[TickOf], Generic[TickOf, OutcomeOf], frozen=True, omit_defaults=True):
-    """One line of the load process's standard output: exactly one field is set."""
-
-    outcome: OutcomeOf | None = None
+def _replay_rules(spec: ReplaySpec) -> tuple[Rule, ...]:
+    cap_s, most = spec.idle_gap_cap_s, spec.max_inflight_sessions
+    return (
+        (spec.time_scale > 0, f"time_scale is {spec.time_scale}", "a factor above 0; 0.5 replays twice as fast"),
+        (cap_s is None or cap_s >= 0, f"idle_gap_cap_s is {cap_s}", "0 or more seconds, or none for no cap"),
+        (spec.think in THINKING, f"think is {spec.think!r}", f"one of {', '.join(THINKING)}"),
+        (spec.on_error in ON_ERROR, f"on_error is {spec.on_error!r}", f"one of {', '.join(ON_ERROR)}"),
+        (most >= 0, f"max_inflight_sessions is {most}", "0 (no limit) or more"),
+        (spec.block_tokens >= 1, f"block_tokens is {spec.block_tokens}", "the engine's block size, at least 1"),
+    )
