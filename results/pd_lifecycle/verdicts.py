@@ -16,7 +16,14 @@ from statistics import fmean
 
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
+from results.pd_lifecycle.overheads import (
+    COMBINED_ENGINE,
+    BreakEven,
+    OverheadCell,
+    is_judged_over_launches,
+    sign_at,
+    sign_by_point,
+)
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.phases import count_missing_phases
 from results.pd_lifecycle.volumes import Volume
@@ -439,9 +446,16 @@ def _no_threshold_text(cells: Sequence[OverheadCell], decided: Sequence[Overhead
             "(C, N), but no C and no N has both: the threshold is not located"
         )
     word = "slower" if decided[0].sign == 1 else "faster"
-    values = [(cell.sign or 0) * cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
     return (
-        f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), by "
-        f"{min(values):.3g} to {max(values):.3g} ms, and nowhere significantly the opposite: no "
-        "threshold in the measured range"
+        f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), {_describe_range(decided)}, "
+        "and nowhere significantly the opposite: no threshold in the measured range"
     )
+
+
+def _describe_range(decided: Sequence[OverheadCell]) -> str:
+    """From the least to the largest of the numbers whose signs decided; a mean in ms may have the opposite sign."""
+    changes = [abs(cell.change.value) for cell in decided if is_judged_over_launches(cell) and cell.change.value]
+    if changes:
+        return f"by {format_percent(min(changes))} to {format_percent(max(changes))} (ratio of medians)"
+    values = [abs(cell.overhead_ms.value) for cell in decided if cell.overhead_ms.value is not None]
+    return f"by {min(values):.3g} to {max(values):.3g} ms"
