@@ -437,8 +437,8 @@ def test_with_fixed_rates_verdicts_need_no_sweep(root: Path) -> None:
     plan["cells"] = [cell for cell in plan["cells"] if cell["params"].get("phase") not in ("A", "B", "Bp")]
     layout.plan.write_text(json.dumps(plan))
     layout.reference_rates.unlink(missing_ok=True)
-    for path in root.rglob("*_r*"):
-        if path.is_file() and path.name.startswith(("A_r", "B_r", "Bp_r")):
+    for phase in ("A", "B", "Bp"):
+        for path in root.rglob(f"*_{phase}_*"):
             path.unlink()
     found = analyze(root)
     assert {cell.phase for cell in found.cells} == {"confirm"}
