@@ -330,9 +330,7 @@ def _pair_judgements(
         first_at = second_at = ""
     opposite = {first.outcome, second.outcome} in _OPPOSITE and not first_at
     outcomes = str(first.outcome), str(second.outcome)
-    return VerdictPair(
-        first.name, *outcomes, opposite, second.name, first.reason, second.reason, first_at, second_at
-    )  # fmt: skip
+    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason, first_at, second_at)
 
 
 def _find_opposite(measures: Sequence[tuple[Measure, Measure]], changes: Sequence[Change]) -> list[VerdictPair]:
