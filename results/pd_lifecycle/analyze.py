@@ -54,7 +54,7 @@ class LifecycleAnalysis(LifecycleNumbers):
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""
     criteria: tuple[Judgement, ...]
-    """Of the specification."""
+    """Criteria of the specification."""
     planned: tuple[PlannedConfig, ...]
 
     @property

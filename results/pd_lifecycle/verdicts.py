@@ -90,7 +90,8 @@ def over_launches(within: Judgement, launches: int, known: int | None = None) ->
         few = f"{known} of {launches} launches have its numbers: a verdict needs {MIN_PAIRED}"
     if not few or within.outcome is Outcome.OPEN:
         return within
-    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}", p=None)
+    spread = "Within the launch" if launches == 1 else "Within the launches"
+    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. {spread}: {within.reason}", p=None)
 
 
 def _beside_point(point: str, reason: str) -> str:
@@ -148,7 +149,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
 
 
 def _explain_undecided(ratios: Mapping[str, Estimate]) -> str:
-    """Of the (C, N) whose interval is not above 1: what it excludes, or why there is none."""
+    """What the intervals exclude that are not above 1, and why a (C, N) has none."""
     unsure = [name for name, one in ratios.items() if one.low is not None]
     blank = [name for name in ratios if name not in unsure]
     parts = []

@@ -289,7 +289,7 @@ def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> No
     ]
     linearity = analyze(write_run(tmp_path, records)).criteria[2]
     assert (linearity.name, linearity.outcome, linearity.p) == ("3", Outcome.UNDECIDED, None)
-    assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3")
+    assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3. Within the launches: R^2 ")
 
 
 def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
