@@ -296,9 +296,20 @@ def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
     """A (C, N) with the two degrees of freedom of three launches shows hardly any change."""
     analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=6))))
     (measure,) = [one for one in build_comparable(analysis).measures if one.table == "TTFT over the whole grid"]
-    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE}
+    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE, "(C, N)": "6"}
     (over,) = [one for one in analysis.grid_overheads if one.change.value is not None]
     assert (measure.estimate, measure.degrees) == (over.change, 2)
+
+
+def test_means_over_grids_of_another_size_are_no_pair(tmp_path: Path) -> None:
+    records = tuple(_launch_grids(3, short=6))
+    smaller = [one for one in records if one.config.current_new_tokens < 8192]
+    first, second = (
+        {one.id for one in build_comparable(analyze(write_run(tmp_path / name, own))).measures if "grid" in one.table}
+        for name, own in (("whole", records), ("smaller", smaller))
+    )
+    assert len(first) == len(second) == 1
+    assert not first & second
 
 
 def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:
