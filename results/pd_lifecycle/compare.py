@@ -1,4 +1,4 @@
-"""The numbers that two runs of pd-lifecycle are compared by: overheads, the cost of a transfer, durations by load cell."""
+"""Two runs of pd-lifecycle are compared by overheads, the cost of a transfer, and durations by load cell."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_cell_of_version_2_has_the_present_names_of_its_position_and_seed() ->
 
 
 def test_a_plan_has_the_present_name_of_a_position() -> None:
-    """A parameter of the old name stays if it is a policy's own, or of an experiment that never had an older version."""
+    """A parameter of the old name stays if it is a policy's own, or another experiment's."""
     params = {"place": 3, "parameters": {"place": "ring"}}
     cell = CellPlan("trials/sticky/t0", "trials", "replay", None, "sticky", params)
     plan = RunPlan("routing", "cpu-tiny", "full", (), 1, (), (cell,), 1.0, {}, "f")

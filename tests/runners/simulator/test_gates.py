@@ -219,9 +219,7 @@ def test_a_load_of_one_launch_does_not_show_how_little_launches_differ() -> None
     assert bias.basis == "over 8 loads and 4 launches"
     weight = math.sqrt(3 * (1 / 6) ** 2 + (1 / 2) ** 2)
     assert bias.high == pytest.approx(math.exp(4.303 * math.log(1.12) * weight) - 1, rel=0.02)
-    apart = [
-        LoadErrors((HeldOutCell(f"sweep {launch}", error, 0.01),)) for launch in range(3) for error in CLOSE
-    ]
+    apart = [LoadErrors((HeldOutCell(f"sweep {launch}", error, 0.01),)) for launch in range(3) for error in CLOSE]
     gate = judge_errors("ttft_p90_s", apart)
     assert (gate.outcome, gate.measured.low) == (Outcome.UNDECIDED, None)
     assert gate.reason.startswith("0 launches share a load with another: an interval needs 3: bias")
