@@ -70,7 +70,7 @@ class HeldOutCell:
     """One metric of a real cell that gave no fit, held against its simulation."""
 
     launch: str
-    """Of the engine that it was measured on, by a name that no launch of another run has."""
+    """Name of the launch that it was measured on, which no launch of another run has."""
     error: float
     """Simulated over measured, less 1."""
     repetition: float | None = None
@@ -78,7 +78,7 @@ class HeldOutCell:
 
     @property
     def log_ratio(self) -> float:
-        """Of simulated over measured: noise of a real cell moves the mean of `error` up, and not that of this."""
+        """Logarithm of simulated over measured. Noise of a real cell raises the mean of `error`, not the mean of this."""
         return math.log1p(self.error)
 
 

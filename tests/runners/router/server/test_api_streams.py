@@ -255,7 +255,7 @@ async def test_a_role_that_waits_for_its_token_is_passed_on(tmp_path: Path) -> N
 
 
 async def test_a_roles_timer_ends_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would wake the router once more in the middle of every chat."""
+    """Else it would wake the router again in the middle of every chat."""
     fired: list[object] = []
     monkeypatch.setattr(proxy, "ROLE_HELD_S", 0.3)
     monkeypatch.setattr(proxy.ProxiedRequest, "_pass_on_role", lambda *arguments: fired.append(arguments))
