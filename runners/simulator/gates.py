@@ -78,7 +78,7 @@ class HeldOutCell:
 
     @property
     def log_ratio(self) -> float:
-        """Logarithm of simulated over measured. Noise of a real cell raises the mean of `error`, not the mean of this."""
+        """Logarithm of simulated over measured. Noise of a real cell raises the mean of `error`, not that of this."""
         return math.log1p(self.error)
 
 
