@@ -68,7 +68,7 @@ test: check engine ## everything, real engines included
 	$(BIN)/pytest -m "timing and not long" $(TIMED)
 
 LONG := long or property or (fault and not engine)
-test-long: engine ## what CI leaves out: a batch of faults on real runs (goes on where it was interrupted, else the next seed) and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment, simulations on Ray
+test-long: engine ## what CI leaves out: a batch of faults on real runs (continues where it was interrupted, else the next seed) and an hour of soak, every property and every kill of the state file 20 times as often, every config with AVX2 alone, the CUDA environment, simulations on Ray
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirements ray.lock
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
 	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"

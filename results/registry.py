@@ -60,7 +60,7 @@ def results_named(experiment: str) -> ExperimentResults[Any]:
 
 
 def results_of(folder: Path) -> ExperimentResults[Any]:
-    """Find by the plan of the run in `folder`. Raises ResultsError where the experiment is unknown."""
+    """By the experiment that the plan in `folder` names. Raises ResultsError where the experiment is unknown."""
     try:
         plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
     except (OSError, *DAMAGED_JSON):

@@ -73,10 +73,10 @@ class ChildProcess(Generic[LineOf]):
         return self._process.returncode is None
 
     async def read_line(self) -> LineOf | None:
-        """The next line; None where the process closed its standard output."""
+        """The next line; None where the process closed its standard output, perhaps in the middle of a line."""
         assert self._process.stdout is not None
         raw = await self._process.stdout.readline()
-        return self._decode(raw) if raw else None
+        return self._decode(raw) if raw.endswith(b"\n") else None
 
     async def follow_ticks(self, on_tick: Callable[[Any], None]) -> LineOf | None:
         """Ticks to the callback; returns the first line without one, None where the process ended before."""

@@ -117,7 +117,7 @@ def analyze(root: Path) -> Analysis:
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
-    cells = choose_cells(collected.summaries, rates, facts.shapes)
+    cells = choose_cells(collected.summaries, rates, facts.shapes, facts.swept_shape)
     planned = count_planned(facts.cells)
     measurements = Measurements(
         cells,

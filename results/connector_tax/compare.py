@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from results.connector_tax.analyze import Analysis
+from results.connector_tax.combined_taxes import MOONCAKE
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.saturation import describe_rate
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
+from results.connector_tax.verdicts import COMPARED
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.comparison import Comparable, Measure
 from results.statistics.estimates import cut_bounds
 from results.statistics.trials import estimate
+
+_OF_TRENDS = {"input_tokens": "H5", "output_tokens": "H6"}
+"""The length of a trend to the hypothesis that it judges."""
 
 
 def build_comparable(analysis: Analysis) -> Comparable:
@@ -22,7 +27,23 @@ def build_comparable(analysis: Analysis) -> Comparable:
         measures=(*_list_taxes(analysis), *_list_latencies(analysis, measurements)),
         judgements=analysis.verdicts,
         stated={name: f"{describe_rate(rates.rate(name))}: {rates.reason_for(name)}" for name in (REF_SAFE, REF_LOAD)},
+        loads=_find_loads(analysis),
     )
+
+
+def _find_loads(analysis: Analysis) -> dict[str, str]:
+    """What each hypothesis rests on: H1 to H4 on ref_safe and the shape of Phase A, H5 and H6 on the rates of a trend.
+
+    Two runs with other reference rates judge one hypothesis at two loads; their answers do not contradict each other.
+    """
+    swept = sorted({str(cell.shape) for cell in analysis.cells if cell.phase == "A"})
+    at_ref_safe = ", ".join((describe_rate(analysis.rates.ref_safe_per_s), *swept))
+    loads = dict.fromkeys(COMPARED, at_ref_safe)
+    for trend in analysis.trends:
+        if trend.config == MOONCAKE and trend.at is None and trend.rates_per_s:
+            rates = " and ".join(f"{rate:g}" for rate in trend.rates_per_s)
+            loads[_OF_TRENDS[trend.along]] = f"{rates} req/s"
+    return loads
 
 
 def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[Measure]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from results.connector_tax.summary import CellSummary
+from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.records.reference_rates import SPECIFIED, CellSaturation, Criterion, Thresholds
 from results.statistics.estimates import standard_error, student_interval
@@ -185,7 +186,8 @@ def measure_growth_over_launches(loaded: Mapping[int, CellSummary], half: Mappin
         if not loaded[trial].degraded and not half[trial].degraded
     ]
     if len(pairs) < MIN_PAIRED:
-        return unknown(f"{len(pairs)} launches measured both rates; it takes {MIN_PAIRED}")
+        count = format_count(len(pairs), "launch", "launches")
+        return unknown(f"{count} measured TTFT p90 at both rates; an interval needs {MIN_PAIRED}")
     logs = np.array([math.log(ours / theirs) for ours, theirs in pairs if ours and theirs])
     if logs.size < len(pairs):
         return unknown(f"TTFT p90 is not known in {len(pairs) - logs.size} of {len(pairs)} launches")

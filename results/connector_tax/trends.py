@@ -53,6 +53,8 @@ class Trend:
     """p of some step not rising, with the same correction; None where a step does not rise."""
     own_rates: tuple[str, ...] = ()
     """Shapes of the trend that were measured at a rate of their own, e.g. `32768x64 at 0.1 req/s`."""
+    rates_per_s: tuple[float, ...] = ()
+    """Rates of the shapes of the trend, rising: several where it is the mean over trends at different rates."""
     absent: tuple[int, ...] = ()
     """Lengths of Phase B of which no shape takes part, in tokens."""
 
@@ -94,11 +96,11 @@ class _Surface:
         others = sorted({getattr(shape, self.across) for shape in self.loads})
         for other in others:
             clear = [length for length in lengths if not self.why_left_out(length, other)]
-            yield self._trend(other, clear, [self.tax(length, other) for length in clear], [other])
+            yield self._trend(other, clear, [self.tax(length, other) for length in clear], [other], [other])
         clear = [length for length in lengths if any(not self.why_left_out(length, other) for other in others)]
         whole = [other for other in others if not any(self.why_left_out(length, other) for length in clear)]
         means = [combine(average, *(self.tax(length, other) for other in whole)) for length in clear if whole]
-        yield self._trend(None, clear if whole else [], means, others)
+        yield self._trend(None, clear if whole else [], means, others, whole)
 
     def shape(self, length: int, other: int) -> Shape:
         return Shape(**{self.along: length, self.across: other})
@@ -133,13 +135,20 @@ class _Surface:
         whys = ((self.shape(length, other), self.why_left_out(length, other)) for other in others for length in lengths)
         return tuple(f"{shape}: {why}" for shape, why in whys if why)
 
-    def _list_own_rates(self, lengths: Sequence[int], others: Sequence[int]) -> tuple[str, ...]:
+    def _list_loads(self, lengths: Sequence[int], others: Sequence[int]) -> list[Load]:
+        """Those that take part."""
         places = ((length, other) for other in others for length in lengths if not self.why_left_out(length, other))
-        loads = [self.loads[shape] for place in places if (shape := self.shape(*place)) in self.loads]
-        own = [load for load in loads if self.measurements.has_own_rate(load)]
-        return tuple(f"{load.shape} at {load.rate_per_s:g} req/s" for load in own)
+        return [self.loads[shape] for place in places if (shape := self.shape(*place)) in self.loads]
 
-    def _trend(self, at: int | None, lengths: Sequence[int], taxes: Sequence[Measured], others: Sequence[int]) -> Trend:
+    def _trend(
+        self,
+        at: int | None,
+        lengths: Sequence[int],
+        taxes: Sequence[Measured],
+        others: Sequence[int],
+        averaged: Sequence[int],
+    ) -> Trend:
+        """others: every other length of the trend; averaged: those of them whose taxes are in `taxes`."""
         left_out = self._list_left_out(others)
         taxes_known = tuple(estimate(measured) for measured in taxes)
         absent = tuple(sorted({getattr(shape, self.along) for shape in self.loads} - set(lengths)))
@@ -156,6 +165,8 @@ class _Surface:
         p_steps = [None if (p := p_value(step)) is None else min(1.0, p * len(steps)) for step in steps]
         signed = [(step.value or 0.0, p) for step, p in zip(known_steps, p_steps, strict=True) if p is not None]
         rises = len(signed) == len(steps) and all(value > 0 for value, _ in signed)
+        loads = self._list_loads(lengths, averaged)
+        own = [load for load in loads if self.measurements.has_own_rate(load)]
         return replace(
             row,
             steps=known_steps,
@@ -164,7 +175,8 @@ class _Surface:
             p_flat=p_value(slope, FLAT_BELOW),
             p_fall=min((p for value, p in signed if value < 0), default=None),
             p_rise=max(p for _, p in signed) if rises else None,
-            own_rates=self._list_own_rates(lengths, others),
+            own_rates=tuple(f"{load.shape} at {load.rate_per_s:g} req/s" for load in own),
+            rates_per_s=tuple(sorted({load.rate_per_s for load in loads})),
         )
 
 

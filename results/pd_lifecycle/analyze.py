@@ -26,6 +26,7 @@ from results.pd_lifecycle.phases import break_down, count_missing_phases
 from results.pd_lifecycle.read import (
     Collected,
     PlannedConfig,
+    find_pending,
     find_unmeasured,
     read_links,
     read_plan,
@@ -54,8 +55,10 @@ class LifecycleAnalysis(LifecycleNumbers):
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""
     criteria: tuple[Judgement, ...]
-    """Of the specification."""
+    """Criteria of the specification."""
     planned: tuple[PlannedConfig, ...]
+    pending: tuple[PlannedConfig, ...]
+    """Planned cells that `tracon resume` measures."""
 
     @property
     def counted(self) -> tuple[LifecycleRecord, ...]:
@@ -80,6 +83,7 @@ def analyze(root: Path) -> LifecycleAnalysis:
     facts, fact_gaps = run_facts(root)
     planned, settings, plan_gaps = read_plan(root)
     contents = read_records(root)
+    skipped, skip_gaps = read_skipped(root)
     clocks, steps = align_clocks(contents.records)
     pairs = zip(contents.records, clocks, strict=True)
     records = tuple(recompute_durations(record, clock, settings) for record, clock in pairs)
@@ -116,6 +120,7 @@ def analyze(root: Path) -> LifecycleAnalysis:
         failures=contents.failures,
         discards=contents.discards,
         planned=planned,
+        pending=find_pending(planned, records, contents.failures, skipped),
         gaps=(
             *(launch.gap for launch in left_out),
             *fact_gaps,
@@ -123,7 +128,9 @@ def analyze(root: Path) -> LifecycleAnalysis:
             *contents.gaps,
             *(Gap("clocks", step.text) for step in steps),
             *link_gaps,
-            *_find_gaps(root, contents, planned, records),
+            *find_unmeasured(planned, records, contents.failures, skipped),
+            *skip_gaps,
+            *_find_gaps(root, contents, records),
         ),
     )
     return replace(measured, criteria=_judge_criteria(measured))
@@ -151,16 +158,11 @@ def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
     )
 
 
-def _find_gaps(
-    root: Path, contents: Collected, planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord]
-) -> list[Gap]:
+def _find_gaps(root: Path, contents: Collected, records: Sequence[LifecycleRecord]) -> list[Gap]:
     """What the records lack, and what the engines had."""
     blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
     missing = count_missing_phases(record for record in records if record.counted)
-    skipped, skip_gaps = read_skipped(root)
     return [
-        *find_unmeasured(planned, records, contents.failures, skipped),
-        *skip_gaps,
         *(Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(missing.items())),
         *find_size_mismatches(records, blocks),
         *engine_fault_gaps(root),

@@ -1,4 +1,4 @@
-"""What another run of pd-lifecycle can be held against: overheads, the cost of a transfer, durations by load cell."""
+"""Two runs of pd-lifecycle are compared by overheads, the cost of a transfer, and durations by load cell."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ def _list_durations(analysis: LifecycleAnalysis) -> Iterator[Measure]:
 
 
 def _list_grid(analysis: LifecycleAnalysis) -> Iterator[Measure]:
-    """Over all (C, N), of which a launch has one mean: the least uncertain numbers of a run with few launches."""
+    """Over all (C, N), of which a launch has one mean: the least uncertain numbers of a run with few launches.
+
+    Means over unlike grids are no pair, so the number of (C, N) is part of what identifies one.
+    """
     for one in analysis.grid_overheads:
         if one.change.value is not None:
-            key, degrees = {"arm": one.arm, "over": one.baseline}, one.change.launches - 1
-            own = f"TTFT of the {one.arm} over the {one.baseline}, whole grid"
+            key = {"arm": one.arm, "over": one.baseline, "(C, N)": str(one.sizes)}
+            degrees = one.change.launches - 1
+            own = f"TTFT of the {one.arm} over the {one.baseline}, grid of {one.sizes}"
             table = "TTFT over the whole grid"
             yield Measure(table, key, one.change, unit="%", ratio=False, degrees=degrees, id=own)
 

@@ -311,9 +311,14 @@ def _find_break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
     return BreakEven(context, estimate, slower_above, signs, text)
 
 
+def is_judged_over_launches(cell: OverheadCell) -> bool:
+    """Whether `change`, the ratio of medians, gives the sign; else the mean of milliseconds does."""
+    return cell.change.value is not None and cell.change.launches >= MIN_PAIRED
+
+
 def _signed_number(cell: OverheadCell) -> float:
     """The number whose sign is judged: over launches the logarithm of the ratio of medians, within one milliseconds."""
-    if cell.change.value is not None and cell.change.launches >= MIN_PAIRED:
+    if cell.change.value is not None and is_judged_over_launches(cell):
         return math.log1p(cell.change.value)
     return cell.overhead_ms.value or 0.0
 

@@ -10,6 +10,7 @@ from functools import partial
 from results.pd_lifecycle import figures
 from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.overheads import HANDOVER_ARM, NAMED_EFFECT, GridOverhead, OverheadCell
+from results.records.count import format_count
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
 from results.report.document import describe_engine
@@ -69,6 +70,9 @@ def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:
     """A command that measures what the criterion lacks."""
     number, launches = judgement.name.split()[1], analysis.launches
     facts = analysis.facts
+    completed = _complete_launches(analysis)
+    if completed and (not analysis.counted or (number in _OF_TIMES and launches < MIN_PAIRED)):
+        return completed
     again = f"tracon run pd-lifecycle --profile {facts.profile or 'cpu-tiny'}"
     again += f" --preset {facts.preset}" if facts.preset else ""
     if judgement.outcome == Outcome.OPEN:
@@ -78,12 +82,21 @@ def _find_remedy(analysis: LifecycleAnalysis, judgement: Judgement) -> str:
         return f"`{again}`, with probes and a model folder that report what the sentence names as missing"
     if launches < MIN_PAIRED:
         return f"`{again} --trials {MIN_PAIRED}`"
-    more = f"more launches (`{again} --trials {max(2 * launches, _plan_launches(analysis) or 0)}`)"
+    trials = max(2 * launches, _plan_launches(analysis) or 0)
+    more = completed or f"more launches (`{again} --trials {trials}`)"
     if number != "5":
         return more
     further = "a grid that reaches further (`--set new_tokens=[...]`)"
     cells = analysis.plain_overheads if judgement.name.endswith("plain") else analysis.overheads
     return further if all(cell.sign is not None for cell in cells) else f"{more}, or {further}"
+
+
+def _complete_launches(analysis: LifecycleAnalysis) -> str:
+    """What measures the cells that the run has not, where its plan has enough launches for a verdict; else empty."""
+    if not analysis.pending or len({one.trial for one in analysis.planned}) < MIN_PAIRED:
+        return ""
+    cells = format_count(len(analysis.pending), "planned cell", "planned cells")
+    return f"`tracon resume {analysis.facts.run}` ({cells} not measured yet)"
 
 
 def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:

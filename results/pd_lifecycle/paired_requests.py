@@ -78,7 +78,8 @@ class OrderEffect:
     prior_context: int | None
     """None: over the whole grid."""
     effect_ms: Estimate
-    """Mean over the (C, N), `n` of them. Bounds: Student's t over the launches, below three over the (C, N)."""
+    """Mean over the (C, N), `n` of them. From three launches on: those that every launch has in both orders, with
+    Student's t over the launches; below three: Student's t over the (C, N)."""
 
 
 def collect_pairs(
@@ -211,10 +212,12 @@ def _measure_order(records: Sequence[LifecycleRecord], name: str) -> Mapping[Siz
 
 def _average_order(each: Sequence[Mapping[Size, float]], context: int | None) -> Estimate:
     """each: the effects of each launch; or of all repetitions alike, whose mean over the (C, N) has a spread."""
-    values = [[value for size, value in one.items() if context in (None, size[0])] for one in each]
-    if not any(values):
+    known = [{size: value for size, value in one.items() if context in (None, size[0])} for one in each]
+    if not any(known):
         return unknown(ONE_ORDER)
-    if len(values) < MIN_PAIRED:
-        return mean(values[0])
-    over_launches = mean_over_launches([fmean(own) if own else None for own in values])
-    return replace(over_launches, n=max(map(len, values)))
+    if len(known) < MIN_PAIRED:
+        return mean(list(known[0].values()))
+    common = sorted(set.intersection(*map(set, known)))
+    if not common:
+        return unknown("no (C, N) has both orders in every launch")
+    return replace(mean_over_launches([fmean(own[size] for size in common) for own in known]), n=len(common))

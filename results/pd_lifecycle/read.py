@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,19 @@ def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ..
         return msgspec.convert(settings, Settings), ()
     except msgspec.ValidationError as error:
         return DEFAULT, (Gap("plan.json", f"its settings of the analysis are invalid: {error}"),)
+
+
+def find_pending(
+    planned: Sequence[PlannedConfig],
+    records: Sequence[LifecycleRecord],
+    failures: Sequence[FailedCell],
+    skipped: Collection[str],
+) -> tuple[PlannedConfig, ...]:
+    """The planned cells that no attempt measured and nothing left out: `tracon resume` measures them."""
+    tried = {(record.trial, *record.config.key) for record in records}
+    tried |= {(failure.trial, *failure.config.key) for failure in failures}
+    left = (one for one in planned if not one.why_not and one.cell not in skipped)
+    return tuple(one for one in left if (one.trial, *one.config.key) not in tried)
 
 
 def find_unmeasured(

@@ -16,7 +16,14 @@ from statistics import fmean
 
 from results.pd_lifecycle.by_launch import Size, measure_log_ratios, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell, sign_at, sign_by_point
+from results.pd_lifecycle.overheads import (
+    COMBINED_ENGINE,
+    BreakEven,
+    OverheadCell,
+    is_judged_over_launches,
+    sign_at,
+    sign_by_point,
+)
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.phases import count_missing_phases
 from results.pd_lifecycle.volumes import Volume
@@ -90,7 +97,8 @@ def over_launches(within: Judgement, launches: int, known: int | None = None) ->
         few = f"{known} of {launches} launches have its numbers: a verdict needs {MIN_PAIRED}"
     if not few or within.outcome is Outcome.OPEN:
         return within
-    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}", p=None)
+    spread = "Within the launch" if launches == 1 else "Within the launches"
+    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. {spread}: {within.reason}", p=None)
 
 
 def _beside_point(point: str, reason: str) -> str:
@@ -148,7 +156,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
 
 
 def _explain_undecided(ratios: Mapping[str, Estimate]) -> str:
-    """Of the (C, N) whose interval is not above 1: what it excludes, or why there is none."""
+    """What the intervals exclude that are not above 1, and why a (C, N) has none."""
     unsure = [name for name, one in ratios.items() if one.low is not None]
     blank = [name for name in ratios if name not in unsure]
     parts = []
@@ -439,9 +447,16 @@ def _no_threshold_text(cells: Sequence[OverheadCell], decided: Sequence[Overhead
             "(C, N), but no C and no N has both: the threshold is not located"
         )
     word = "slower" if decided[0].sign == 1 else "faster"
-    values = [(cell.sign or 0) * cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
     return (
-        f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), by "
-        f"{min(values):.3g} to {max(values):.3g} ms, and nowhere significantly the opposite: no "
-        "threshold in the measured range"
+        f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), {_describe_range(decided)}, "
+        "and nowhere significantly the opposite: no threshold in the measured range"
     )
+
+
+def _describe_range(decided: Sequence[OverheadCell]) -> str:
+    """From the least to the largest of the numbers whose signs decided; a mean in ms may have the opposite sign."""
+    changes = [abs(cell.change.value) for cell in decided if is_judged_over_launches(cell) and cell.change.value]
+    if changes:
+        return f"by {format_percent(min(changes))} to {format_percent(max(changes))} (ratio of medians)"
+    values = [abs(cell.overhead_ms.value) for cell in decided if cell.overhead_ms.value is not None]
+    return f"by {min(values):.3g} to {max(values):.3g} ms"

@@ -132,7 +132,7 @@ class MeasuredCell:
     counted_by: str = ""
     """Source of the tokens that the decode engine held: `probe` or `counters`."""
     position: int = 0
-    """Of its configuration in the grid, from 0."""
+    """Position of its configuration in the grid, from 0."""
     turn: int = 0
     """Position in time among the configurations of its trial, from 0."""
     trial: int = 0
@@ -224,6 +224,6 @@ class LifecycleRequest(RequestRecord):
     first: bool
     """It is the first of its repetition."""
     position: int | None = None
-    """In its repetition, from 0; None = not recorded, as in older runs."""
+    """Position in its repetition, from 0; None = not recorded. Older runs have `place`, or neither."""
     others: tuple[str, ...] = ()
     """Names of the others of its repetition; older runs have one in `pair`."""

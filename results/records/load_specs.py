@@ -69,9 +69,9 @@ class LoadSpec(LoadOptions):
     rate_per_s: float
     """Arrivals per second."""
     input_tokens: int
-    """Of each prompt."""
+    """Length of each prompt."""
     output_tokens: int
-    """Of each answer."""
+    """Length of each answer."""
     arrival: str = "constant"
     """`constant` or `poisson`."""
     cell_index: int = 0
@@ -91,7 +91,7 @@ class LoadSpec(LoadOptions):
     chunks_path: str = ""
     """Where the stamps of every token chunk go (JSONL: index, t_ns); empty = not written."""
     version: int = LOAD_SPEC_VERSION
-    """Of this record."""
+    """Version of this record; one that states none is of version 1."""
 
     def __post_init__(self) -> None:
         refuse_problems("load", (*_common_rules(self), *_load_rules(self)))
@@ -134,7 +134,7 @@ class ReplaySpec(LoadOptions):
     stall_timeout_s: float = 300.0
     """Between two pieces of a response, once its head has come; queueing in the engine counts."""
     version: int = REPLAY_SPEC_VERSION
-    """Of this record."""
+    """Version of this record; one that states none is of version 1."""
 
     def __post_init__(self) -> None:
         refuse_problems("replay", (*_common_rules(self), *_replay_rules(self)))

@@ -11,8 +11,11 @@ from results.records.declaration import rename_fields
 RENAMED_RULES = {"leg_priority": "priority"}
 """Rules of a KV transfer, `[router.transfer]` of a grid: old name to new."""
 _RENAMED_PROOFS = {"prefill_leg": "prefill_request"}
-_RENAMED_PARAMS = {"place": "position"}
-"""Parameters of a cell, but not those of its policy, one of which is called `place`."""
+_RENAMED_PARAMS: Mapping[str, Mapping[str, str]] = {
+    "pd-lifecycle": {"place": "position"},
+    "routing": {"place": "position"},
+}
+"""Parameters of each experiment's cells: old name to new. Those of a cell's policy, such as `place`, are deeper."""
 _UNSTATED: Mapping[str, Mapping[str, Any]] = {
     "connector-tax": {"drain_s": 30.0, "slo": {"ttft_s": None, "tpot_s": None}},
     "pd-lifecycle": {"trials": 1},
@@ -85,11 +88,11 @@ def upgrade_plan(plan: RunPlan) -> RunPlan:
     inputs = _rename_all(plan.inputs)
     if "grid" in inputs:
         inputs["grid"] = {**_UNSTATED.get(plan.experiment, {}), **inputs["grid"]}
-    return replace(plan, inputs=inputs, cells=tuple(_upgrade_cell(cell) for cell in plan.cells))
+    return replace(plan, inputs=inputs, cells=tuple(_upgrade_cell(cell, plan.experiment) for cell in plan.cells))
 
 
-def _upgrade_cell(cell: CellPlan) -> CellPlan:
-    params = rename_fields(_rename_all(cell.params), _RENAMED_PARAMS)
+def _upgrade_cell(cell: CellPlan, experiment: str) -> CellPlan:
+    params = rename_fields(_rename_all(cell.params), _RENAMED_PARAMS.get(experiment, {}))
     return replace(cell, params={**(_UNSTATED_OF_LOAD if cell.kind == "load" else {}), **params})
 
 

@@ -48,7 +48,7 @@ class TransferRules:
     failures_to_quarantine: int = 3
     """After this many failed transfers of a pair within `window_s` none is tried for `quarantine_s` (Q1.D)."""
     window_s: float = 60.0
-    """Within which failed transfers of a pair count."""
+    """Failed transfers of a pair count for this long."""
     quarantine_s: float = 10.0
     """After it one transfer is tried as a probe; each failed probe doubles the time, up to `quarantine_max_s`."""
     quarantine_max_s: float = 120.0
@@ -112,7 +112,7 @@ class Limits:
     """Time and size limits."""
 
     connect_s: float = 3.0
-    """Of a new connection to an instance."""
+    """Longest wait for a new connection to an instance."""
     first_byte_s: float = 300.0
     """From dispatch to the first body byte; then the request is retried on another instance."""
     stall_s: float = 120.0
@@ -146,7 +146,7 @@ class Prewarm:
     model: str
     """Its name in the request."""
     token_ids: tuple[int, ...]
-    """Of the prompt."""
+    """Token ids of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class RouterSpec:
     policy: str = "unified_spread"
     """A policy's name, or the path of a Python file with one."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Of the policy; those that are absent have its defaults."""
+    """Parameters of the policy; those that are absent have its defaults."""
     host: str = "127.0.0.1"
     """Address that it listens on."""
     port: int = 0
@@ -205,11 +205,11 @@ class RouterSpec:
     health: HealthRules = field(default_factory=HealthRules)
     """When an instance may be picked."""
     limits: Limits = field(default_factory=Limits)
-    """Of requests, connections and times."""
+    """Limits of requests, connections and times."""
     transfer: TransferRules = field(default_factory=TransferRules)
     """How KV is moved between instances."""
     version: int = ROUTER_SPEC_VERSION
-    """Of this record."""
+    """Version of this record; one that states none is of version 1."""
 
     def __post_init__(self) -> None:
         refuse_problems("router", _list_rules(self))

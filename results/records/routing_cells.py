@@ -13,7 +13,7 @@ from results.records.estimate import Estimate
 from results.records.turns import TraceRecord
 
 CONFIG_VERSION = 2
-"""Of `config.json`."""
+"""Version of `config.json`."""
 NUMBERS_FORMAT = 2
 """Format of `metrics.summary.json` and `breakdown.json`. 2: prompt tokens of transfers are `transfer_prompt_tokens`."""
 
@@ -48,7 +48,7 @@ class RoutingConfig:
     variation: str | UnsetType = UNSET
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; absent = nothing."""
     position: int
-    """In time among the run's cells, 0-based."""
+    """Position in time among the run's cells, 0-based."""
     replay_seed: int
     """Seed of the replay's prompts."""
     trace_number: int | UnsetType = UNSET
@@ -77,7 +77,7 @@ class RoutingConfig:
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     version: int = CONFIG_VERSION
-    """Of this record; one that states none is of version 1."""
+    """Version of this record; one that states none is of version 1."""
 
 
 def decode_config(raw: bytes) -> RoutingConfig:

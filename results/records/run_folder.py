@@ -95,6 +95,8 @@ class RunFacts:
     """Limits of saturation, by name: those that the plan states."""
     fixed_rates: Mapping[str, float] = field(default_factory=dict)
     """`ref_safe` and `ref_load` in req/s where the plan fixes both; empty = Phase A gives them."""
+    swept_shape: str = ""
+    """Shape of Phase A in the plan, as `512x32`; empty = it states none."""
     shapes: Mapping[str, float | None] = field(default_factory=dict)
     """Shapes of Phase B, as `512x32`: the rate of its own that the plan states; None = ref_safe."""
     slo: Mapping[str, float] = field(default_factory=dict)
@@ -163,6 +165,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             fixed_rates=_read_fixed_rates(_read_object(inputs, "grid")),
+            swept_shape=_read_swept_shape(_read_object(_read_object(inputs, "grid"), "phase_a")),
             shapes=_read_shapes(_read_object(_read_object(inputs, "grid"), "phase_b")),
             slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
             host_notes=(*_list_accepted(root), *(() if simulated else _note_host(root, kind))),
@@ -305,6 +308,11 @@ def _read_fixed_rates(grid: Mapping[str, Any]) -> dict[str, float]:
     rates = {name: numbers.get(f"{name}_per_s") for name in (REF_SAFE, REF_LOAD)}
     known = {name: rate for name, rate in rates.items() if rate is not None}
     return known if len(known) == len(rates) else {}
+
+
+def _read_swept_shape(phase_a: Mapping[str, Any]) -> str:
+    lengths = [phase_a.get(name) for name in ("input_tokens", "output_tokens")]
+    return "x".join(map(str, lengths)) if all(type(length) is int for length in lengths) else ""
 
 
 def _read_shapes(phase_b: Mapping[str, Any]) -> dict[str, float | None]:

@@ -48,9 +48,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     arrival_s: float
     """Recorded send, in seconds since the start of the trace."""
     input_tokens: int
-    """Of its prompt, history included."""
+    """Tokens of its prompt, history included."""
     output_tokens: int
-    """Of its answer, as recorded."""
+    """Tokens of its answer, as recorded."""
     hashes: tuple[HashId, ...]
     """One for each block of its prompt, as StatedFacts has them."""
     agent: str = MAIN
@@ -88,4 +88,4 @@ class TraceLine(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     turns: list[PackedTurn] = []
     """In the order of recorded arrival; every `after` refers to earlier turns."""
     end: LineCounts | None = None
-    """Of the last line; None = it is a session."""
+    """Counts of the last line; None = the line is a session."""

@@ -39,7 +39,7 @@ class ProbeEvent(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int | None = None
     """Prompt tokens in this instance's own cache."""
     num_computed: int | None = None
-    """Of `promoted`: prompt tokens whose KV has arrived."""
+    """With `promoted`: prompt tokens whose KV has arrived."""
     external_tokens: int | None = None
     """Prompt tokens from the transfer."""
     local_tokens: int | None = None

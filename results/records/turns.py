@@ -214,7 +214,7 @@ def upgrade_cell_from_2(row: dict[str, Any]) -> dict[str, Any]:
 
 
 CELL_UPGRADES: Mapping[int, Upgrade] = {1: upgrade_cell_from_1, 2: upgrade_cell_from_2}
-"""Of RoutingCell, for `decode_versioned`."""
+"""Upgrades of a RoutingCell, for `decode_versioned`."""
 
 
 def decode_cell(raw: bytes) -> RoutingCell:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -83,6 +82,9 @@ class Comparable:
     identities: Mapping[str, str] = field(default_factory=dict)
     """By the name of a judgement, what identifies it in every run and version: the claim and its load. A name that is
     missing here identifies itself (`H1`, `3`), as all do in exports of an older version."""
+    loads: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a judgement that pairs whatever its load, the load that it rests on, such as `32 req/s`. Missing =
+    the pair has one load, or an export of an older version does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,9 @@ class VerdictPair:
     first_why: str
     """The reason of the first outcome, or the number with its interval."""
     second_why: str
+    first_at: str = ""
+    """The load that the first outcome rests on, where the two runs state different ones: these are never opposite."""
+    second_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +235,10 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
         second=second.facts,
         changes=changes,
         family=sum(one.p is not None for one in changes),
-        verdicts=(*starmap(_pair_judgements, judgements.pairs), *_find_opposite(measures.pairs, changes)),
+        verdicts=(
+            *(_pair_judgements(*pair, (first.loads, second.loads)) for pair in judgements.pairs),
+            *_find_opposite(measures.pairs, changes),
+        ),
         stated=tuple(
             (name, first.stated.get(name, ""), second.stated.get(name, ""))
             for name in dict.fromkeys((*first.stated, *second.stated))
@@ -314,10 +322,15 @@ def _apply_correction(change: Change, corrected: float) -> Change:
     return replace(change, p_corrected=corrected, stands=corrected <= 1 - LEVEL)
 
 
-def _pair_judgements(first: Judgement, second: Judgement) -> VerdictPair:
-    opposite = {first.outcome, second.outcome} in _OPPOSITE
+def _pair_judgements(
+    first: Judgement, second: Judgement, loads: tuple[Mapping[str, str], Mapping[str, str]]
+) -> VerdictPair:
+    first_at, second_at = loads[0].get(first.name, ""), loads[1].get(second.name, "")
+    if not first_at or not second_at or first_at == second_at:
+        first_at = second_at = ""
+    opposite = {first.outcome, second.outcome} in _OPPOSITE and not first_at
     outcomes = str(first.outcome), str(second.outcome)
-    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason)
+    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason, first_at, second_at)
 
 
 def _find_opposite(measures: Sequence[tuple[Measure, Measure]], changes: Sequence[Change]) -> list[VerdictPair]:

@@ -89,7 +89,11 @@ def _list_limits(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _name_pair(pair: VerdictPair) -> str:
-    return _name_both(pair.name, pair.name_in_second)
+    first, second = (
+        f"{name} at {load}" if load else name
+        for name, load in ((pair.name, pair.first_at), (pair.name_in_second, pair.second_at))
+    )
+    return _name_both(first, second)
 
 
 def _name_columns(change: Change) -> tuple[str, ...]:

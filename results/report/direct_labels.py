@@ -21,7 +21,7 @@ LABEL_SIZE = 8
 LEAST_SIZE = 4
 """Points of names of which there are too many for the panel's height."""
 _LINE_HEIGHT = 1.35
-"""Share of the letters' size."""
+"""Line height as a multiple of the letters' size."""
 _WORD_GAP = 8
 """Points between two names side by side."""
 _MARK_WIDTH = 16

@@ -243,7 +243,7 @@ class _Judged:
     claims: tuple[LoadJudgement, ...]
     points: tuple[LoadJudgement, ...]
     gaps: tuple[Gap, ...]
-    """Of what was read."""
+    """Gaps of what was read."""
 
     @property
     def every(self) -> tuple[LoadJudgement, ...]:

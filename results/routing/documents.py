@@ -210,7 +210,7 @@ class RoutedCellRow:
     trial: int
     """From 0."""
     position: int
-    """In time among the run's cells, 0-based."""
+    """Position in time among the run's cells, 0-based."""
     duration_s: float
     """Duration of the replay."""
     degraded: bool

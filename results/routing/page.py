@@ -236,7 +236,7 @@ def _join_transfers(judgements: Sequence[Judgement]) -> list[Judgement]:
 
 
 def _summarize_conditional(analysis: RoutingAnalysis) -> list[PageAnswer]:
-    """Which claims and decision points hang on a coefficient of the engine model."""
+    """Which claims and decision points depend on a coefficient of the engine model."""
     if not analysis.conditional:
         return []
     flipping = [f"{one.claim.name}: {one.verdict}" for one in analysis.conditional if one.conditional_on]

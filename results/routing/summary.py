@@ -44,7 +44,7 @@ class RoutedSummary:
     trial: int
     """From 0."""
     position: int
-    """In time among the run's cells, 0-based."""
+    """Position in time among the run's cells, 0-based."""
     attempt: int
     """From 1."""
     counts: Mapping[str, int | None]

@@ -81,7 +81,7 @@ class CellLoop:
         self._lost: StateError | None = None
 
     async def run(self) -> ExitCode:
-        """Work until nothing is pending, an operator stops it, or it cannot go on."""
+        """Work until nothing is pending, an operator stops it, or it cannot continue."""
         beat = asyncio.create_task(self._renew_lease())
         try:
             self._recover()
@@ -329,7 +329,7 @@ class CellLoop:
     async def _follow_cell(self, plan: CellPlan, attempt: int, task: asyncio.Task[CellOutcome]) -> None:
         """Wait for the cell; meanwhile answer operator requests and record cells that ran ahead of their turn.
 
-        Cancels it on `stop_now` or when it is skipped. Raises what the run cannot go on with: the cell is cut and
+        Cancels it on `stop_now` or when it is skipped. Raises what keeps the run from continuing: the cell is cut and
         pending then.
         """
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from runners.errors import RunnerError
 
 MIN_FREE_BYTES = 256 * 1024 * 1024
-"""A cell's records and step rings fit into this; a run goes on only while it is free."""
+"""A cell's records and step rings fit into this; a run continues only while it is free."""
 
 
 class DiskFull(RunnerError):

@@ -168,7 +168,7 @@ def calibrate(
     """Fit an engine model to the step times of a connector-tax run, and compare it with the cells it was not fitted to.
 
     It is fitted to every second cell; the others, and all of `plain_again`, are simulated and compared. Check their
-    error before you trust a simulation: docs/simulator.md has the limits that a model must meet.
+    error before you trust a simulation: docs/calibrate.md has the limits that a model must meet.
 
     Example: `tracon simulate calibrate 20260131-1200 --out mine.json`; then
     `tracon run routing --simulated --engine mine.json`.

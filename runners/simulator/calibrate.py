@@ -74,7 +74,7 @@ class Cell:
     requests: pd.DataFrame
     steps: pd.DataFrame
     launch: str = ""
-    """Of its engine, with the run's name; empty = not stated."""
+    """Name of its engine's launch, with the run's; empty = not stated."""
 
     @property
     def load(self) -> tuple[float, int, int]:

@@ -70,7 +70,7 @@ class HeldOutCell:
     """One metric of a real cell that gave no fit, held against its simulation."""
 
     launch: str
-    """Of the engine that it was measured on, by a name that no launch of another run has."""
+    """Name of the launch that it was measured on, which no launch of another run has."""
     error: float
     """Simulated over measured, less 1."""
     repetition: float | None = None
@@ -78,7 +78,7 @@ class HeldOutCell:
 
     @property
     def log_ratio(self) -> float:
-        """Of simulated over measured: noise of a real cell moves the mean of `error` up, and not that of this."""
+        """Logarithm of simulated over measured. Noise of a real cell raises the mean of `error`, not that of this."""
         return math.log1p(self.error)
 
 
@@ -259,12 +259,14 @@ def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
     """
     means = [statistics.fmean(value for _, value in own) for own in loads]
     over_loads = estimate(_as_measured(dict(enumerate(means))))
-    launches, half = _spread_of_launches(loads, means)
+    launches = len({launch for own in loads for launch, _ in own})
+    shared, half = _spread_of_launches(loads, means)
     over = f"over {format_count(len(loads), 'load', 'loads')} and {format_count(launches, 'launch', 'launches')}"
     if over_loads.value is None or over_loads.low is None or over_loads.high is None:
         return replace(over_loads, basis=over)
     if half is None:
-        reason = f"{format_count(launches, 'launch', 'launches')}: an interval needs {MIN_PAIRED}"
+        count = format_count(shared, "launch shares", "launches share")
+        reason = f"{count} a load with another: an interval needs {MIN_PAIRED}"
         return replace(over_loads, low=None, high=None, reason=reason, basis=over)
     low = over_loads.value - math.hypot(over_loads.value - over_loads.low, half)
     high = over_loads.value + math.hypot(over_loads.high - over_loads.value, half)
@@ -272,16 +274,19 @@ def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
 
 
 def _spread_of_launches(loads: Sequence[Sequence[_LaunchValue]], means: Sequence[float]) -> tuple[int, float | None]:
-    """The number of launches, and half the width of the interval that their spread alone gives the mean over loads;
-    None below MIN_PAIRED of them. `means`: of each load.
+    """The number of launches that share a load with another, and half the width of the interval that the spread of
+    launches alone gives the mean over loads; None below MIN_PAIRED of them. `means`: of each load.
 
-    A launch's effect is its mean deviation from the means of its loads. Its weight is its share of the mean.
+    A launch's effect is its mean deviation from the means of the loads that it shares: from the mean of a load of its
+    own it cannot deviate. Its weight is its share of the mean over all loads.
     """
     deviations: defaultdict[str, list[float]] = defaultdict(list)
     weights: defaultdict[str, float] = defaultdict(float)
     for own, mean in zip(loads, means, strict=True):
+        is_shared = len({launch for launch, _ in own}) > 1
         for launch, value in own:
-            deviations[launch].append(value - mean)
+            if is_shared:
+                deviations[launch].append(value - mean)
             weights[launch] += 1 / (len(own) * len(loads))
     count = len(deviations)
     if count < MIN_PAIRED:

@@ -19,10 +19,10 @@ import msgspec
 import uvloop
 
 from results.records.layout import spec_beside
-from results.records.load_specs import LOAD_SPEC_VERSION, LoadSpec
-from runners.child_process import read_spec, write_spec
+from results.records.load_specs import LoadSpec
+from runners.child_process import write_spec
 from runners.load.bodies import Bodies
-from runners.load.messages import LoadError, LoadOutcome
+from runners.load.messages import LoadError, LoadOutcome, read_load_spec
 from runners.load.openloop import Cell
 from runners.load.prompts import BUDGET_BYTES
 from runners.target import Target, resolve_target
@@ -30,7 +30,7 @@ from runners.target import Target, resolve_target
 FORMS = ("chat", "text")
 WORDS = tuple(f"{first}{second}{third}" for first in "bdfglmnprs" for second in "aeiou" for third in "dklmnrst")
 MESSAGE_WORDS = 128
-"""Of each message but the last, which has the rest."""
+"""Words of each message but the last, which has the rest."""
 RUN_LIMIT_S = 120.0
 
 
@@ -101,7 +101,7 @@ def run_api_load(spec: LoadSpec, form: str) -> LoadOutcome:
     """Run a cell in a process of its own; its spec is stored beside its records."""
     path = write_spec(spec_beside(Path(spec.requests_path)), spec, LoadError)
     command = [sys.executable, "-m", "tests.benchmarks.api_load", str(path), form]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=RUN_LIMIT_S)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=RUN_LIMIT_S)
     return msgspec.json.decode(done.stdout, type=LoadOutcome)
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     path, form = sys.argv[1:]
     if form not in FORMS:
         raise SystemExit(f"FORM is {form!r}: give one of {', '.join(FORMS)}")
-    spec = read_spec(Path(path), LoadSpec, "load spec", LoadError, LOAD_SPEC_VERSION)
+    spec = read_load_spec(Path(path))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.stdout.buffer.write(msgspec.json.encode(runner.run(_run_cell(spec, form))))
 

@@ -77,11 +77,11 @@ class Scenario:
     itl_ms: float
     input_tokens: int = 32
     form: str = "ids"
-    """Of the prompts: `ids`, or one of `api_load.FORMS`."""
+    """Form of the prompts: `ids`, or one of `api_load.FORMS`."""
 
     @property
     def behavior(self) -> dict[str, float]:
-        """Of the truth servers."""
+        """What the truth servers are asked for."""
         answers = {"ttft_ms": self.ttft_ms, "itl_ms": self.itl_ms, "running": 1, "ids": 0}
         return answers | {"chat": 1, "role_ms": self.ttft_ms} if self.form == "chat" else answers
 

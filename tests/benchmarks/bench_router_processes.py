@@ -52,7 +52,7 @@ INSTANCES = ("i0", "i1", "i2", "i3")
 TOKENS = (5, 100)
 BLOCK = 16
 CAPACITY_BLOCKS = 2048
-"""Of each instance: what some seconds of this load bring, longer than a session lasts."""
+"""Cache of each instance: what some seconds of this load bring, longer than a session lasts."""
 DOCUMENTS = 400
 DOCUMENT_TOKENS = 320
 TURN_TOKENS = 160

@@ -39,7 +39,6 @@ from typing import Any, cast
 
 import uvloop
 
-from results.records.router_spec import HealthRules, Limits
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -58,6 +57,11 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
 from runners.target import Target
+
+try:
+    from results.records.router_spec import HealthRules, Limits
+except ImportError:  # the tree of `--against` is older than that module
+    from runners.router.spec import HealthRules, Limits  # type: ignore[import-not-found,no-redef]
 
 BLOCK = 16
 SESSIONS = 64
@@ -350,7 +354,7 @@ def run_elsewhere(tree: Path, options: argparse.Namespace) -> dict[str, float]:
     """The same in a process whose router is that of `tree`."""
     command = [sys.executable, __file__, "--policy", options.policy, "--instances", str(options.instances)]
     command += ["--tokens", str(options.tokens), "--batches", str(options.batches), "--json"]
-    made = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, check=True)
+    made = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, check=True)
     return cast(dict[str, float], json.loads(made.stdout))
 
 

@@ -1,15 +1,15 @@
 """Real runs whose processes are killed, stopped and starved at random moments, and what that leaves.
 
-    python -m tests.benchmarks.chaos [--batch 46] [--seed 1 | --next-seed] [--kind "kill run"] [--each 20] [--only 3]
+    python -m tests.benchmarks.chaos [--batch 46] [--seed 1] [--kind "kill run"] [--each 20] [--only 3 | --next-seed]
                                       [--seconds 300] [--keep FOLDER]
     python -m tests.benchmarks.chaos --table
 
 A batch is N faults drawn from its seed, in campaigns of at most `--each`: a campaign starts a run on real engines, lets
 it meet its faults as their moments come, resumes it to its end, and counts what was lost or left. Every finished
-campaign is a line of tests/chaos/journal.jsonl; the same command again, also on another day, goes on with those that
-are missing, and repeats those whose last line has a defect. Where none is left it says so. `--next-seed` goes on with
-the first seed, from `--seed` on, that has a campaign left. `--only` repeats one campaign of the batch. `--table` writes
-the tables of docs/reliability.md from the journal.
+campaign is a line of tests/chaos/journal.jsonl; the same command again, also on another day, continues with those that
+are missing, and repeats those whose last line has a defect. Where none is left it prints that. `--next-seed` continues
+with the first seed, from `--seed` on, that has a campaign left. `--only` repeats one campaign of the batch. `--table`
+writes the tables of docs/reliability.md from the journal.
 
 Two batches at once need ports of their own: `PYTEST_XDIST_WORKER=gw1` for the second, and a journal (`--journal`).
 
@@ -136,11 +136,11 @@ def choose_scripts(options: argparse.Namespace, kinds: Sequence[str]) -> list[Sc
 
 
 def run_batch(options: argparse.Namespace, kinds: Sequence[str]) -> bool:
-    """Play the campaigns that are left of the batch; whether all that were played counted nothing."""
+    """Play the campaigns that are left of the batch; whether none of those played counted a defect."""
     began_s, clean = time.monotonic(), True
     for script in choose_scripts(options, kinds):
         if options.seconds and time.monotonic() - began_s > options.seconds:
-            note("the time is over: the same command goes on")
+            note("the time is over: the same command continues")
             break
         note(f"seed {options.seed}, campaign {script.number}: {script.experiment}, {len(script.faults)} faults")
         commit = name_commit()  # before: the tree may change while the campaign is played

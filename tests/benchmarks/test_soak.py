@@ -6,6 +6,7 @@ import asyncio
 import json
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -78,7 +79,16 @@ def test_the_streams_that_a_limit_of_open_files_allows_are_those_that_the_router
     assert explain_files(held) == "" or limit < 66, "no stream fits, and the router takes one at a time"
 
 
+@pytest.fixture
+def own_limit() -> Iterator[None]:
+    """Puts the limit of open files back: raised, it would be that of every later test."""
+    limits, put_back = resource.getrlimit(resource.RLIMIT_NOFILE), resource.setrlimit
+    yield
+    put_back(resource.RLIMIT_NOFILE, limits)
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.usefixtures("own_limit")
 @pytest.mark.parametrize(("limit", "wanted", "held"), [(None, 200, 200), (202, 80, 69)])
 def test_slow_streams_through_one_router_all_come_whole(
     limit: int | None, wanted: int, held: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

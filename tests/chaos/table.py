@@ -16,7 +16,7 @@ from tests.chaos.faults import KINDS, OTHER_KINDS, WANTED
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = ROOT / "tests" / "chaos" / "journal.jsonl"
 LONG_JOURNAL = ROOT / ".tracon" / "chaos-long.jsonl"
-"""Of `make test-long`; git ignores it, so that an interrupted batch goes on and no tree is changed."""
+"""Journal of `make test-long`; git ignores it, so that an interrupted batch continues and no tree is changed."""
 CHANGED = " and changes"
 """Follows the commit of a tree with uncommitted changes."""
 PAGE = ROOT / "docs" / "reliability.md"
@@ -48,8 +48,8 @@ class Entry(msgspec.Struct, frozen=True):
     number: int
     experiment: str
     commit: str
-    """Of the tree when the campaign began, with CHANGED if it had uncommitted changes. Until 2026-11-29 the journal
-    itself counted as such a change, so that only the first campaign after a commit had none."""
+    """Commit of the tree when the campaign began, with CHANGED if it had uncommitted changes. Until 2026-11-29 the
+    journal itself counted as such a change, so that only the first campaign after a commit had none."""
     t_unix_s: float
     """When it ended."""
     duration_s: float

@@ -41,3 +41,17 @@ async def test_a_line_of_errors_beyond_its_limit_does_not_stop_the_process(
     error = child.make_error(None, "it ended", RunnerError)
     assert "(exit code 3): " in str(error)
     assert str(error).endswith("its last words")
+
+
+async def test_a_line_that_a_killed_process_could_not_finish_is_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the signal would not be known, and its cell not be tried again."""
+    (tmp_path / "cut_off.py").write_text(
+        "import os, signal\nos.write(1, b'{\"tick\":')\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = await start_child("cut_off", line_type=ChildLine[Any], end_grace_s=20.0)
+    assert await child.read_line() is None
+    await child.end()
+    assert child.make_error(None, "it ended", RunnerError).ended_by == "SIGKILL"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from launch.errors import LaunchError
-from results.connector_tax.saturation import choose_reference_rates, fix_rates
+from results.connector_tax.saturation import choose_reference_rates, fix_rates, reference_rates
 from results.connector_tax.write import write_results
 from results.records.events import Noted
 from results.records.layout import write_atomic
@@ -74,9 +74,7 @@ class ConnectorTax(PatchedCells):
         """
         if "rate_per_s" in cell.params:
             return float(cell.params["rate_per_s"])
-        if not self._context.layout.reference_rates.exists():
-            raise CellSkipped("there are no reference rates: that stage was skipped or failed")
-        rates = ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
+        rates = self._read_rates()
         if cell.params["rate"] == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
             same = f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s)"
             raise CellSkipped(f"{NOT_NEEDED}{same}: it would repeat that cell")
@@ -84,6 +82,15 @@ class ConnectorTax(PatchedCells):
         if rate is None:
             raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")
         return rate
+
+    def _read_rates(self) -> ReferenceRates:
+        """Those of the reference stage; where it was skipped or failed, those that the plan fixes."""
+        path = self._context.layout.reference_rates
+        if path.exists():
+            return ReferenceRates.from_json(path.read_bytes())
+        if not self._grid.fixed_rates:
+            raise CellSkipped("there are no reference rates: that stage was skipped or failed")
+        return fix_rates(reference_rates(()), self._grid.fixed_rates)
 
     async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         thresholds = msgspec.structs.asdict(self._grid.saturation)

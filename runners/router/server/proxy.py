@@ -129,7 +129,7 @@ class ProxiedRequest(RequestLifecycle):
         """The role of a chat was passed on before any token."""
         self._role_timer: asyncio.TimerHandle | None = None
         """Passes on the role of a chat if its token does not come soon; ended by the token, as it would wake the router
-        once more for every chat."""
+        again for every chat."""
 
     # the lifecycle's side
     def _send_request(self, body: bytes) -> None:

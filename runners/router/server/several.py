@@ -1,7 +1,8 @@
 """Several router processes on one port: the kernel gives each connection to one of them (SO_REUSEPORT).
 
-They share their sessions through Redis. Each process has its own loads, prefix indexes and breakers: docs/router.md
-gives the resulting error. Each also listens on its own port, with its metrics and the operator's pages.
+They share their sessions through Redis. Each process has its own loads, prefix indexes and breakers;
+docs/router-cost.md has the resulting error. Each also listens on its own port, with its metrics and the operator's
+pages.
 """
 
 from __future__ import annotations

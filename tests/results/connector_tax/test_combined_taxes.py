@@ -221,20 +221,20 @@ def test_a_length_at_another_rate_takes_no_part_in_a_trend_over_lengths() -> Non
     rows = follow_trends(measurements(at_own_rates(lambda shape: 0.5 if shape.input_tokens == 2048 else 4.0)))
     for at in (64, 128, 256, None):
         row = line(rows, "input_tokens", at)
-        assert (row.lengths, row.absent) == ((512, 1024), (2048,))
+        assert (row.lengths, row.absent, row.rates_per_s) == ((512, 1024), (2048,), (4.0,))
         assert covers(row.slope, 0.0)
         assert f"2048x{at or 64}: at 0.5 req/s, other lengths at 4" in row.left_out
     along_outputs = line(rows, "output_tokens", 2048)
     assert (along_outputs.lengths, along_outputs.left_out) == ((64, 128, 256), ()), "one rate along this line"
     mean = line(rows, "output_tokens", None)
-    assert (mean.lengths, mean.left_out) == ((64, 128, 256), ())
+    assert (mean.lengths, mean.left_out, mean.rates_per_s) == ((64, 128, 256), (), (0.5, 4.0))
     assert covers(mean.taxes[0], 0.1 + 0.2)  # the mean over 10, 10 and 70 %, at every length
 
 
 def test_of_one_shape_at_another_rate_the_lines_without_it_give_the_mean() -> None:
     rows = follow_trends(measurements(at_own_rates(lambda shape: 0.5 if shape == Shape(2048, 64) else 4.0)))
     mean = line(rows, "input_tokens", None)
-    assert (mean.lengths, mean.absent) == ((512, 1024, 2048), ())
+    assert (mean.lengths, mean.absent, mean.rates_per_s) == ((512, 1024, 2048), (), (4.0,))
     assert covers(mean.taxes[2], 0.1)
     assert mean.left_out == ("2048x64: at 0.5 req/s, other lengths at 4",)
     assert line(rows, "input_tokens", 64).lengths == (512, 1024)

@@ -120,6 +120,14 @@ def test_runs_with_other_reference_rates_compare_the_taxes_at_the_rate_that_they
     }
 
 
+def test_hypotheses_at_other_rates_are_named_with_them(tmp_path: Path) -> None:
+    comparison = compare_runs(write_knees(tmp_path / "monday", 2, 4), write_knees(tmp_path / "tuesday", 4, 8))
+    h1 = next(one for one in comparison.verdicts if one.name == "H1")
+    assert (h1.first_at, h1.second_at) == ("1 req/s, 4096x256", "2 req/s, 4096x256")
+    verdicts = next(one for one in describe_comparison(comparison).tables if one.title == "Verdicts")
+    assert any(row[0] == "H1 at 1 req/s, 4096x256 (second: H1 at 2 req/s, 4096x256)" for row in verdicts.rows)
+
+
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:
     comparison = compare_runs(roots[0], write_run(tmp_path / "more", replace(SECOND, rates_per_s=(1, 2, 4))).root)
     assert not any(line.startswith("Latencies") for line in comparison.only_first)

@@ -425,3 +425,23 @@ def test_rates_that_the_plan_fixed_survive_the_loss_of_their_file(root: Path, co
     assert why in gap.reason
     assert gap.reason.endswith("the reference rates are those the plan fixes")
     assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3
+
+
+def test_with_fixed_rates_verdicts_need_no_sweep(root: Path) -> None:
+    """Phase A and the stage of the reference rates were skipped: the plan states the shape and the rates."""
+    layout = RunLayout(root)
+    plan = json.loads(layout.plan.read_bytes())
+    plan["inputs"]["grid"] |= {
+        "ref_safe_per_s": 2.0, "ref_load_per_s": 4.0, "phase_a": {"input_tokens": 4096, "output_tokens": 256},
+    }  # fmt: skip
+    plan["cells"] = [cell for cell in plan["cells"] if cell["params"].get("phase") not in ("A", "B", "Bp")]
+    layout.plan.write_text(json.dumps(plan))
+    layout.reference_rates.unlink(missing_ok=True)
+    for phase in ("A", "B", "Bp"):
+        for path in root.rglob(f"*_{phase}_*"):
+            path.unlink()
+    found = analyze(root)
+    assert {cell.phase for cell in found.cells} == {"confirm"}
+    assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3
+    assert hypothesis(found, "H1").measured.launches == 3
+    assert hypothesis(found, "H5").measured.launches == 3

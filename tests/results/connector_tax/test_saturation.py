@@ -283,7 +283,8 @@ def test_confirmed_launches_judge_the_growth_of_ttft_together() -> None:
     ("ratios", "reason"),
     [
         ([1.2, 2.0, 1.9], "its interval holds the threshold"),
-        ([2.0, 2.0], "2 launches measured both rates; it takes 3"),
+        ([2.0, 2.0], "2 launches measured TTFT p90 at both rates; an interval needs 3"),
+        ([2.0], "1 launch measured TTFT p90 at both rates; an interval needs 3"),
         ([2.0, None, 2.0], "TTFT p90 is not known in 1 of 3 launches"),
     ],
 )

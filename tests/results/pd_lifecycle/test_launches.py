@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -281,6 +282,41 @@ def test_a_short_launch_stays_where_too_few_others_remain(tmp_path: Path) -> Non
     assert [cell.sign is None for cell in analysis.overheads] == [False, False, True, True, True, True]
 
 
+def _plan_all(root: Path, launches: int) -> None:
+    """The plan has every cell of the first launch in each launch."""
+    path = root / "plan.json"
+    plan = json.loads(path.read_bytes())
+    own = [cell for cell in plan["cells"] if not cell["trial"]]
+    plan["cells"] = [
+        cell | {"trial": trial, "cell": f"{cell['cell']}/t{trial}"} for trial in range(launches) for cell in own
+    ]
+    path.write_text(json.dumps(plan))
+
+
+def test_where_the_plan_has_cells_left_the_page_names_the_command_that_measures_them(tmp_path: Path) -> None:
+    root = write_run(tmp_path, tuple(_launch_grids(3, short=2)))
+    again = "tracon run pd-lifecycle --profile cpu-tiny --preset demo --trials"
+    assert not analyze(root).pending
+    assert any(again in one.decides for one in build_page(analyze(root)).undecided)
+    _plan_all(root, 3)
+    analysis = analyze(root)
+    assert {(one.trial, *one.config.key) for one in analysis.pending} == {
+        (2, context, size, 1) for context, size in ((0, 8192), (4096, 512), (4096, 2048), (4096, 8192))
+    }
+    remedies = {one.name: one.decides for one in build_page(analysis).undecided if "Criterion" in one.name}
+    assert any(f"`tracon resume {root.name}` (4 planned cells not measured yet)" in one for one in remedies.values())
+    assert not any(again in one for one in remedies.values())
+
+
+def test_one_planned_launch_is_not_completed_for_a_verdict(tmp_path: Path) -> None:
+    """A verdict takes three: to resume the only one would give none."""
+    root = write_run(tmp_path, tuple(_launch_grids(1, short=2)))
+    analysis = analyze(root)
+    size = replace(analysis.planned[0], config=RequestConfig(0, 16_384, 1))
+    resumable = replace(analysis, pending=(size,), planned=(*analysis.planned, size))
+    assert all("--trials 3`" in one.decides for one in build_page(resumable).undecided if "Criterion 5" in one.name)
+
+
 def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> None:
     """Two of three launches recorded bytes: the cells of two launches show a line, and give no verdict."""
     records = [
@@ -289,16 +325,27 @@ def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> No
     ]
     linearity = analyze(write_run(tmp_path, records)).criteria[2]
     assert (linearity.name, linearity.outcome, linearity.p) == ("3", Outcome.UNDECIDED, None)
-    assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3")
+    assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3. Within the launches: R^2 ")
 
 
 def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
     """A (C, N) with the two degrees of freedom of three launches shows hardly any change."""
     analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=6))))
     (measure,) = [one for one in build_comparable(analysis).measures if one.table == "TTFT over the whole grid"]
-    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE}
+    assert dict(measure.key) == {"arm": "handover", "over": COMBINED_ENGINE, "(C, N)": "6"}
     (over,) = [one for one in analysis.grid_overheads if one.change.value is not None]
     assert (measure.estimate, measure.degrees) == (over.change, 2)
+
+
+def test_means_over_grids_of_another_size_are_no_pair(tmp_path: Path) -> None:
+    records = tuple(_launch_grids(3, short=6))
+    smaller = [one for one in records if one.config.current_new_tokens < 8192]
+    first, second = (
+        {one.id for one in build_comparable(analyze(write_run(tmp_path / name, own))).measures if "grid" in one.table}
+        for name, own in (("whole", records), ("smaller", smaller))
+    )
+    assert len(first) == len(second) == 1
+    assert not first & second
 
 
 def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:
@@ -333,6 +380,21 @@ def test_the_p_of_criterion_5_is_that_of_its_whole_rule() -> None:
     assert tangled.p == pytest.approx(0.04), "both signs are certain, that they change twice is not"
     across = [msgspec.structs.replace(cell, prior_context=cell.new_tokens, new_tokens=512) for cell in cells]
     assert verdicts.judge_overhead(across, find_break_evens(across)).outcome is Outcome.FAILS, "along C too"
+
+
+def test_a_range_is_of_the_numbers_whose_signs_decide() -> None:
+    """By the medians of three launches the handover is slower, and one stalled request turns the mean around."""
+    cells = _with_p((0.5, 0.001), (0.3, 0.002))
+    cells[1] = msgspec.structs.replace(cells[1], overhead_ms=Estimate(-9.0, launches=3))
+    slower = verdicts.judge_overhead(cells, find_break_evens(cells))
+    assert "at 2 of 2 (C, N), by 30 % to 50 % (ratio of medians), and nowhere" in slower.reason
+    faster = verdicts.judge_overhead(cells := _with_p((-0.5, 0.001), (-0.3, 0.002)), find_break_evens(cells))
+    assert ", by 30 % to 50 % (ratio of medians), and nowhere significantly the opposite" in faster.reason
+    within = [
+        msgspec.structs.replace(cell, change=replace(cell.change, launches=1), sign=1)
+        for cell in _with_p((0.5, 0.001), (0.3, 0.002))
+    ]
+    assert "by 15 to 25 ms, and nowhere" in verdicts.judge_overhead(within, find_break_evens(within)).reason
 
 
 def test_repetitions_of_one_launch_decide_nothing_where_the_others_lack_the_size() -> None:

@@ -121,6 +121,26 @@ def test_an_order_effect_over_launches_is_as_uncertain_as_they_differ() -> None:
     assert alone.effect_ms.low == pytest.approx(12.0, abs=0.01)
 
 
+def test_an_order_effect_over_launches_is_over_the_sizes_that_every_launch_has() -> None:
+    """The effect is 6 ms at N = 512 and 30 ms at N = 8192: a launch without the latter does not differ for that."""
+    quiet = Truth(noise=0.0, jitter_ms=0.001)
+    records = [
+        replace(one, trial=trial)
+        for trial in range(3)
+        for size, by in ((512, 3.0), (8192, 15.0))
+        for one in grid(replace(quiet, order_ms=by), contexts=(0,), sizes=(size,), repetitions=6, seed=trial)
+        if trial < 2 or size == 512
+    ]
+    (over_all, *_) = measure_order_effects(records)
+    effect = over_all.effect_ms
+    assert (over_all.name, effect.n, effect.launches) == (OVERHEAD, 1, 3)
+    assert effect.value == pytest.approx(6.0, abs=0.01)
+    assert effect.high == pytest.approx(6.0, abs=0.05)
+    apart = [one for one in records if (one.trial == 2) == (one.config.current_new_tokens == 512)]
+    (nowhere, *_) = measure_order_effects(apart)
+    assert nowhere.effect_ms.reason == "no (C, N) has both orders in every launch"
+
+
 def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
     records = [record for record in grid(Truth(order_ms=6.0), contexts=(0,), sizes=(512,), lengths=(32,))]
     (cell,) = measure_overheads(records)

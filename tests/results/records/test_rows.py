@@ -138,11 +138,12 @@ def test_a_cell_of_version_2_has_the_present_names_of_its_position_and_seed() ->
 
 
 def test_a_plan_has_the_present_name_of_a_position() -> None:
-    """A policy's own parameter of the old name stays."""
+    """A parameter of the old name stays if it is a policy's own, or another experiment's."""
     params = {"place": 3, "parameters": {"place": "ring"}}
     cell = CellPlan("trials/sticky/t0", "trials", "replay", None, "sticky", params)
     plan = RunPlan("routing", "cpu-tiny", "full", (), 1, (), (cell,), 1.0, {}, "f")
     assert upgrade_plan(plan).cells[0].params == {"position": 3, "parameters": {"place": "ring"}}
+    assert upgrade_plan(replace(plan, experiment="start-time")).cells[0].params == params
 
 
 def test_a_lifecycle_cell_of_an_older_version_has_the_present_names() -> None:

@@ -101,6 +101,30 @@ def test_judgements_of_one_name_under_two_loads_are_no_pair_but_an_older_export_
     assert [one.opposite for one in compare(older, at_one).verdicts] == [False]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "opposite", "name"),
+    [
+        ("32 req/s", "64 req/s", 0, "H1 at 32 req/s (second: H1 at 64 req/s)"),
+        ("32 req/s", "32 req/s", 1, "H1"),
+        ("32 req/s", "", 1, "H1"),
+    ],
+    ids=["two loads", "one load", "an older export"],
+)
+def test_judgements_at_two_loads_do_not_contradict_each_other(
+    first: str, second: str, opposite: int, name: str
+) -> None:
+    sides = [
+        replace(judged_run(day, claim("H1", outcome)), loads={"H1": load} if load else {})
+        for day, outcome, load in (("monday", Outcome.HOLDS, first), ("tuesday", Outcome.FAILS, second))
+    ]
+    text = describe_comparison(comparison := compare(*sides))
+    assert len(comparison.opposite) == opposite
+    assert f"Opposite verdicts: {opposite}." in text.opening
+    title = "Opposite verdicts" if opposite else "Verdicts"
+    (row,) = next(table.rows for table in text.tables if table.title == title)
+    assert row[:3] == (name, "holds", "fails")
+
+
 def test_an_identity_that_two_rows_of_a_run_share_is_none() -> None:
     twice = judged_run("monday", claim("a"), claim("b"), identities={"a": "same", "b": "same"})
     comparison = compare(twice, judged_run("tuesday", claim("b"), identities={"b": "same"}))

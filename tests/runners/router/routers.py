@@ -26,9 +26,9 @@ from tests.servers.backend import Backend
 SOON_S = 30.0
 """What has to happen happens long before, also where other tests leave this one a tenth of a core."""
 FAST = HealthRules(probe_interval_s=0.05, probe_timeout_s=0.25, open_s=0.1, open_max_s=0.4)
-STEADY = HealthRules(probe_interval_s=60.0, open_s=60.0, open_max_s=60.0)
+STEADY = HealthRules(probe_interval_s=60.0, probe_timeout_s=60.0, open_s=60.0, open_max_s=60.0)
 """Nothing changes with time alone: no probe fails on a busy machine, and no open breaker gets its trial."""
-SHORT = Limits(connect_s=2.0, first_byte_s=30.0, stall_s=30.0, drain_s=5.0)
+SHORT = Limits(connect_s=30.0, first_byte_s=30.0, stall_s=30.0, drain_s=5.0)
 SETTLED_S = 0.02
 """Until picks and outcomes are counted and logged, for which tests wait: the default saves a busy router wake-ups."""
 

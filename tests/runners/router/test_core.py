@@ -28,10 +28,10 @@ LONG = list(range(40))
 PROMPT = list(range(60))
 ROOT = Path(__file__).resolve().parents[3]
 CORE = (
-    "breaker", "cluster", "counts", "dispatch", "driver", "facts", "failure", "health", "ledger", "migration_feed",
-    "policies", "prefix_index", "reporting", "request_lifecycle", "response_facts", "sessions.bindings", "spec",
-    "traffic", "transfer.counters", "transfer.move_rules", "transfer.movement", "transfer.quarantine",
-    "transfer.request_bodies", "transfer.transports", "whatif", "why",
+    "breaker", "cluster", "counts", "dispatch", "driver", "facts", "failure", "health", "ledger", "messages",
+    "migration_feed", "policies", "prefix_index", "reporting", "request_lifecycle", "response_facts",
+    "sessions.bindings", "traffic", "transfer.counters", "transfer.move_rules", "transfer.movement",
+    "transfer.quarantine", "transfer.request_bodies", "transfer.transports", "whatif", "why",
 )  # fmt: skip
 """Modules of runners.router that a simulator runs too; `policies` stands for all of its modules."""
 CLOCKS = {"asyncio", "time", "threading", "uvloop", "datetime"}

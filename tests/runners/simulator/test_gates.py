@@ -211,6 +211,20 @@ def test_what_launches_differ_by_widens_the_interval_and_fewer_than_three_give_n
     assert few.reason.startswith("2 launches with a repetition, a verdict needs 3")
 
 
+def test_a_load_of_one_launch_does_not_show_how_little_launches_differ() -> None:
+    """A sweep measures its loads in one launch, which then is no farther from their means than 0."""
+    shared = list_loads(CLOSE, REPEATS, effects=(0.12, 0.0, 1 / 1.12 - 1))
+    sweep = [LoadErrors((HeldOutCell("sweep", error, 0.01),)) for error in CLOSE]
+    bias = judge_errors("ttft_p90_s", [*shared, *sweep]).measured
+    assert bias.basis == "over 8 loads and 4 launches"
+    weight = math.sqrt(3 * (1 / 6) ** 2 + (1 / 2) ** 2)
+    assert bias.high == pytest.approx(math.exp(4.303 * math.log(1.12) * weight) - 1, rel=0.02)
+    apart = [LoadErrors((HeldOutCell(f"sweep {launch}", error, 0.01),)) for launch in range(3) for error in CLOSE]
+    gate = judge_errors("ttft_p90_s", apart)
+    assert (gate.outcome, gate.measured.low) == (Outcome.UNDECIDED, None)
+    assert gate.reason.startswith("0 launches share a load with another: an interval needs 3: bias")
+
+
 def test_noise_of_the_real_cells_alone_is_no_bias() -> None:
     """Real cells that are 30 % above and below an exact model: the mean of the errors would be +3.4 %."""
     loads = [

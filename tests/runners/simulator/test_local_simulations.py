@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -32,8 +33,13 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def list_processes() -> list[int]:
-    """Of simulations that this process has started."""
-    return [one.pid for one in psutil.Process().children() if "runners.simulator" in one.cmdline()]
+    """Ids of the simulation processes that this process has started."""
+    pids = []
+    for one in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # another test's, which has just ended
+            if "runners.simulator" in one.cmdline():
+                pids.append(one.pid)
+    return pids
 
 
 async def run(simulations: LocalSimulations, spec: SimulationSpec, folder: Path) -> SimulationOutcome:
@@ -80,6 +86,20 @@ async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
         while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
             await asyncio.sleep(0.01)
     await run(simulations, make_spec(trace, "sticky", tmp_path / "second"), tmp_path / "second")
+    await simulations.close()
+
+
+async def test_where_a_waiting_process_has_just_been_killed_the_error_names_the_signal(
+    simulations: LocalSimulations, trace: Path, tmp_path: Path
+) -> None:
+    """By its `ended_by` the run tries the cell again."""
+    await run(simulations, make_spec(trace, "sticky", tmp_path / "first"), tmp_path / "first")
+    (idle,) = list_processes()
+    os.kill(idle, signal.SIGKILL)  # the loop has not seen its end
+    with pytest.raises(SimulationError) as failed:
+        await run(simulations, make_spec(trace, "sticky", tmp_path / "second"), tmp_path / "second")
+    assert failed.value.ended_by == "SIGKILL"
+    await run(simulations, make_spec(trace, "sticky", tmp_path / "third"), tmp_path / "third")
     await simulations.close()
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from launch.profile import load_profile
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
-from results.records.reference_rates import ReferenceRates
+from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import RunOptions
+from runners.campaign.experiment import CellOutcome, RunOptions
 from runners.campaign.start import Prepared
-from runners.errors import RunnerError
+from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
@@ -86,3 +87,27 @@ async def test_the_run_uses_the_fixed_rates_and_states_what_phase_a_gives(tmp_pa
     written = ReferenceRates.from_json(layout.reference_rates.read_bytes())
     assert (written.ref_safe_per_s, written.ref_load_per_s, written.fixed) == (16.0, 32.0, True)
     assert written.ref_safe_reason.startswith("fixed by the plan; Phase A gives 64 req/s: nothing saturated up to")
+
+
+async def test_the_loads_of_fixed_rates_need_no_reference_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage was skipped: the plan states the rates, so the confirm stage measures them."""
+    measured: list[float] = []
+
+    async def measure(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> CellOutcome:
+        measured.append(rate_per_s)
+        return CellOutcome({})
+
+    monkeypatch.setattr("runners.experiments.connector_tax.experiment.measure_load", measure)
+    monkeypatch.setattr(ConnectorTax, "_ensure_patches", AsyncMock())
+    context = cast(RunContext, SimpleNamespace(layout=RunLayout(tmp_path), engine=None, emit=lambda *events: None))
+    tables = load_profile("cpu-tiny").experiments[EXPERIMENT]
+    loads = {cell.params.get("rate"): cell for cell in list_confirmed(prepare_full(*FIXED))}
+    fixed = ConnectorTax(read_grid(tables, "cpu-tiny", "full", settings=FIXED), context)
+    for reference in (REF_SAFE, REF_LOAD):
+        await fixed.run_cell(loads[reference], 1)
+    assert measured == [16.0, 32.0]
+    chosen = ConnectorTax(read_grid(tables, "cpu-tiny", "full"), context)
+    with pytest.raises(CellSkipped, match="there are no reference rates"):
+        await chosen.run_cell(loads[REF_SAFE], 1)

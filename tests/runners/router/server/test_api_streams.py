@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -255,19 +256,20 @@ async def test_a_role_that_waits_for_its_token_is_passed_on(tmp_path: Path) -> N
 
 
 async def test_a_roles_timer_ends_with_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would wake the router once more in the middle of every chat."""
-    fired: list[object] = []
-    monkeypatch.setattr(proxy, "ROLE_HELD_S", 0.3)
-    monkeypatch.setattr(proxy.ProxiedRequest, "_pass_on_role", lambda *arguments: fired.append(arguments))
+    """Else it would wake the router again in the middle of every chat."""
+    monkeypatch.setattr(proxy, "ROLE_HELD_S", 30.0)
     async with instances("a") as (a,), router([a]) as routed:
-        a.script, a.itl_s, a.gate, a.gate_at = CHAT, 0.03, asyncio.Event(), 2
+        a.script, a.gate = CHAT, asyncio.Event()
         reader, writer = await routed.connect(raw_post(b'{"stream":true}', path=CHATS))
-        await reader.readuntil(CHAT[1])
-        await asyncio.sleep(0.5)
+        waiting = cast(dict[proxy.ProxiedRequest, None], routed.server._traffic.waiting)
+        await until(lambda: any(one._role_timer is not None for one in waiting))
+        (timer,) = [one._role_timer for one in waiting]
+        assert timer is not None
+        assert not timer.cancelled()
         a.gate.set()
         await reader.readuntil(b"0\r\n\r\n")
         writer.close()
-        assert not fired
+        assert timer.cancelled()
 
 
 async def test_a_chat_whose_role_was_passed_on_and_that_has_no_token_is_an_error(

@@ -326,7 +326,7 @@ async def test_twenty_sessions_are_never_all_on_one_of_four(policy: str, at_once
             prompt = [*prefix, *(1000 * number + k for k in range(32))]
             for turn in range(3):
                 answer = await routed.post(str(number), prompt=prompt)
-                assert answer.status_code == 200
+                assert answer.status_code == 200, answer.text
                 first[by(answer)] += turn == 0
                 prompt = [*prompt, *prompt[-16:]]
 

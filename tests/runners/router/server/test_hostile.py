@@ -476,7 +476,7 @@ async def test_headers_that_connection_names_go_no_further() -> None:
 
 @pytest.mark.parametrize("kind", [b"", b"content-type: text/plain;charset=UTF-8\r\n", b"content-type: x\r\n"])
 async def test_what_any_web_page_may_send_is_neither_picked_nor_passed_on(kind: bytes) -> None:
-    """A browser asks nobody before it sends a text to another origin. vLLM refuses it, but the router would have bound
+    """A browser sends a text to another origin without a preflight. vLLM refuses it, but the router would have bound
     its session and counted its prompt as cached."""
     session, page = b"x-session-id: s\r\n", b"origin: http://evil.example\r\n"
     async with instances("a") as (a,), router([a]) as routed:
