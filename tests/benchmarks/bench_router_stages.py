@@ -14,7 +14,8 @@ after the response. `open` is what a request pays in place of `connect` where no
 calls, to a socket of this host. The budget holds for `BUDGET_FOR`.
 
 `--against` checks another commit out beside this one and runs both in turns, `--turns` times; the ratio is of the same
-turn. Nothing but CPU time is read, so that a busy machine widens the spread and moves the ratios little.
+turn. Nothing but CPU time is read, so that a busy machine widens the spread and moves the ratios little. The other
+commit must have `results/records/router_spec.py`.
 
 `--longest` reads the longest bodies that the event loop reads itself, of the shapes that cost most.
 """
@@ -39,6 +40,7 @@ from typing import Any, cast
 
 import uvloop
 
+from results.records.router_spec import HealthRules, Limits
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
 from runners.router.dispatch import Dispatcher, Request
@@ -57,11 +59,6 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
 from runners.target import Target
-
-try:
-    from results.records.router_spec import HealthRules, Limits
-except ImportError:  # the tree of `--against` is older than that module
-    from runners.router.spec import HealthRules, Limits  # type: ignore[import-not-found,no-redef]
 
 BLOCK = 16
 SESSIONS = 64
