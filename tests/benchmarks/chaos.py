@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder that receives the runs of a campaign with a defect")
     parser.add_argument("--table", action="store_true", help="write the tables of docs/reliability.md, run nothing")
     options = parser.parse_args()
+    if options.batch < 1:  # every seed of an empty batch is done: --next-seed would find none
+        parser.error(f"--batch is {options.batch}: a batch has at least 1 fault")
     if options.table:
         tables = table.make_tables(table.read_lines(options.journal))
         table.PAGE.write_text(table.page_with(tables, table.PAGE.read_text(encoding="utf-8")), encoding="utf-8")

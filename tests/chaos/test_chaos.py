@@ -318,6 +318,16 @@ def test_a_batch_that_is_done_is_said_to_be_and_the_next_seed_begins_where_it_is
     assert "every campaign of this batch is done. Begin another batch with --seed" in capsys.readouterr().err
 
 
+def test_an_empty_batch_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each of its seeds would be done, so the search for the next one would not end."""
+    monkeypatch.setattr("sys.argv", ["chaos", "--batch", "0", "--next-seed"])
+    monkeypatch.setattr(chaos, "choose_seed", lambda options, kinds: pytest.fail("it looked for a seed"))
+    with pytest.raises(SystemExit) as ended:
+        chaos.main()
+    assert ended.value.code == 2
+    assert "--batch is 0" in capsys.readouterr().err
+
+
 def test_a_line_has_the_commit_that_the_campaign_began_on_whatever_the_journal_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
