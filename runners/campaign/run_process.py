@@ -24,7 +24,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
-from runners.campaign.free_gpus import take_free_gpus
+from runners.campaign.gpus import take_free_gpus
 from runners.campaign.plan import find_changes_for_rest
 from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import ExitCode, RunnerError

@@ -84,8 +84,7 @@ def run(
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
     from launch.gpu_checks import explain_small_gpus
-    from runners.campaign.free_gpus import explain_skipped_gpus, require_free_gpus
-    from runners.campaign.gpu_room import require_gpu_room
+    from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, require_gpu_room
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.experiments.registry import experiment_named
