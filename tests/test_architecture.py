@@ -69,7 +69,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "what a cell publishes beside its turns": (
         "launch.redaction", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
         "runners.campaign.context", "runners.campaign.experiment", "runners.campaign.provenance",
-        "runners.experiments.routing.kv_movements", "runners.samplers.engine_counters",
+        "runners.samplers.engine_counters",
     ),
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
     "a number with its interval, as a step hands it on": ("results.records.estimate",),
