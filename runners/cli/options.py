@@ -11,15 +11,15 @@ import typer
 from runners.cli.spec_options import SpecCommand, SpecOption, SpecOptions
 from runners.errors import RunnerError
 
-_PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
+PROFILE_HELP = "Model, hardware and scale: name of a profile, or path of a TOML file"
 _PYTHON = "Use the engine environment of this Python executable"
 _BUILT = "the one `tracon engine install` built"
-ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
+ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=f"{PROFILE_HELP}.")]
 PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=f"{_PYTHON} (default: {_BUILT}).")]
 RUN = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
-        SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
+        SpecOption("profile", "--profile -p", PROFILE_HELP),
         SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),
         SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file", "CONFIG"),
         SpecOption("seed", "--seed", "Seed of config order, schedules and prompts", default="the preset's"),
