@@ -103,12 +103,6 @@ def _describe_options() -> dict[str, str]:
     return helps
 
 
-def match_prefix(names: Iterable[str], wanted: str) -> set[str]:
-    """The names that begin with `wanted`; only `wanted` itself if it is one of them."""
-    matches = {name for name in names if name.startswith(wanted)}
-    return {wanted} if wanted in matches else matches
-
-
 def read_pairs(texts: Iterable[str] | None, option: str, shape: str) -> dict[str, str]:
     """Texts of the shape `KEY=VALUE` as a mapping; values stay text. Raises RunnerError for another shape."""
     pairs = {}

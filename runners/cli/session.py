@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption, match_prefix
-from runners.cli.policies import CellOption, RunOrLogArg, logs_of
-from runners.errors import RunnerError
+from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.policies import CellOption, RunOrLogArg, logs_of, match_logs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.records.decisions import Decision, DecisionRecord, RoutedOutcome
-    from runners.router.decision_log import LoggedPicks
 
 _SERVED = "ok"
 
@@ -40,7 +38,8 @@ def session(
     A routing run replays the same sessions in every cell; without `--cell` it prints the session of each. In a
     simulated run each trial may have its own sessions: the same id is then a different session in each trial.
     """
-    lives = _find_lives(logs_of(run, cell, workspace), session)
+    matches = match_logs(logs_of(run, cell, workspace), session, "session", lambda record: record.request.session)
+    lives = [build_life(log.records, log.name, name) for log, name in matches]
     if json:
         terminal.print_json([life.to_json() for life in lives])
         return
@@ -124,21 +123,6 @@ def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
     from results.records.decisions import RoutedOutcome
 
     return pick.outcome or RoutedOutcome(status="")
-
-
-def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
-    lives = []
-    for log in logs:
-        names = match_prefix((record.request.session for record in log.records if record.request.session), wanted)
-        if len(names) > 1:
-            shown = ", ".join(sorted(names)[:4])
-            raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
-        lives += [build_life(log.records, log.name, name) for name in names]
-    if not lives:
-        known = sorted({record.request.session for log in logs for record in log.records if record.request.session})
-        remedy = f"give a session id, e.g. {', '.join(known[:4])}" if known else "the logs hold no sessions"
-        raise RunnerError(f"no pick of session {wanted!r} in {len(logs)} decision logs", remedy=remedy)
-    return lives
 
 
 def life_table(life: Life) -> RenderableType:
