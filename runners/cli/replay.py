@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -83,7 +83,8 @@ def replay(
     options = ReplayOptions(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
     report = asyncio.run(_run_replay(options))
     if json:
-        terminal.print_json(_report_json(report))
+        parts = {"spec": report.spec, "outcome": report.outcome, "numbers": report.numbers}
+        terminal.print_json(parts | {"block_tokens_from": report.block_tokens_from})
     else:
         terminal.out().print(_report_tables(report))
     if report.outcome.fidelity.degraded:
@@ -151,17 +152,6 @@ def progress_line(tick: ReplayTick) -> str:
         left_s = max(tick.elapsed_s * (tick.turns - over) / over, tick.trace_span_s - tick.elapsed_s)
         parts.append(f"about {left_s:.0f} s left")
     return ", ".join(parts)
-
-
-def _report_json(report: ReplayReport) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        "spec": msgspec.to_builtins(report.spec),
-        "outcome": msgspec.to_builtins(report.outcome),
-        "numbers": msgspec.to_builtins(report.numbers),
-        "block_tokens_from": report.block_tokens_from,
-    }
 
 
 def _report_tables(report: ReplayReport) -> RenderableType:
