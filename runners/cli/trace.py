@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,6 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.trace.formats.tracon import Written
     from runners.trace.session import Session, TraceFacts
 
 trace_app = typer.Typer(
@@ -168,7 +167,7 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     with _show_progress(f"converting {file.name}") as watch:
         facts, sessions = open_trace(file, format, watch)
         change = _write_changed(out, facts, facts, sessions, lambda taken: taken)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def sample(
@@ -205,7 +204,7 @@ def sample(
     with _show_progress(f"sampling {file.name}") as watch:
         facts, recorded = open_trace(file, format, watch)
         change = _write_changed(out, facts, facts, recorded, select)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def scale(
@@ -235,7 +234,7 @@ def scale(
             return redraw_arrivals(limited, arrivals)
 
         change = _write_changed(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def synth(
@@ -266,17 +265,7 @@ def synth(
                 watch(number / sessions)
 
         change = _write_changed(out, facts, facts, made, counted)
-    _report_change(out, change, json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """The sessions and requests written and left out."""
-
-    written: Written
-    block_tokens: int
-    left_out_sessions: int
-    left_out_requests: int
+    _report_change(change, json)
 
 
 def _write_changed(
@@ -285,8 +274,11 @@ def _write_changed(
     after: TraceFacts,
     sessions: Iterator[Session],
     change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
-) -> _Change:
-    """Stream the sessions through `change_sessions` into the file. Raises RunnerError if none is left."""
+) -> dict[str, Any]:
+    """Stream the sessions through `change_sessions` into the file; returns what was written and what was left out.
+
+    Raises RunnerError if no session is left.
+    """
     from runners.trace.formats.tracon import write_trace
 
     read: Counter[str] = Counter()
@@ -308,23 +300,20 @@ def _write_changed(
             )
 
     written = write_trace(out, after, require_some())
-    left_out = (read["sessions"] - written.sessions, read["requests"] - written.requests)
-    return _Change(written, after.block_tokens, *left_out)
+    left_out = {f"left_out_{name}": read[name] - getattr(written, name) for name in ("sessions", "requests")}
+    return {"file": str(out), **asdict(written), "block_tokens": after.block_tokens, **left_out}
 
 
-def _report_change(out: Path, change: _Change, json: bool) -> None:
+def _report_change(row: Mapping[str, Any], json: bool) -> None:
     if json:
-        row = asdict(change)
-        terminal.print_json({"file": str(out), **row.pop("written"), **row})
+        terminal.print_json(row)
         return
-    written = change.written
-    terminal.err().print(
-        f"{out}: {written.requests} requests of {written.sessions} sessions, {written.input_tokens} input and "
-        f"{written.output_tokens} output tokens in blocks of {change.block_tokens}, {written.span_s:.1f} s"
-        + (f"; {change.left_out_requests} requests left out" if change.left_out_requests else ""),
-        markup=False,
-        soft_wrap=True,
+    text = (
+        f"{row['file']}: {row['requests']} requests of {row['sessions']} sessions, {row['input_tokens']} input and "
+        f"{row['output_tokens']} output tokens in blocks of {row['block_tokens']}, {row['span_s']:.1f} s"
     )
+    left_out = f"; {row['left_out_requests']} requests left out" if row["left_out_requests"] else ""
+    terminal.err().print(text + left_out, markup=False, soft_wrap=True)
 
 
 def _check_target(source: Path | None, out: Path) -> None:
