@@ -23,7 +23,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -392,6 +392,13 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 def write_indented_json(path: Path, value: object) -> None:
     """Replace the content of `path` by indented JSON. Raises OSError."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def append_rows(path: Path, rows: Sequence[object]) -> None:
+    """Add a line of JSON for each row; none makes no file. Raises OSError."""
+    if rows:
+        with path.open("ab") as file:
+            file.write(msgspec.json.Encoder().encode_lines(rows))
 
 
 def publish(moves: Mapping[Path, Path]) -> None:

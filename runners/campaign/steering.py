@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-import msgspec
+from collections.abc import Iterator
 
 from results.records.events import CellChanged, CellState
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, append_rows
 from results.records.plan import CellPlan
 from results.records.skipped_cells import SkippedCell
 from state import operator_requests
@@ -100,7 +97,8 @@ def skip_cells(
     named = list(_list_matching(view, target))
     pending = [plan.cell for plan in named if view.cells[plan.cell].state is CellState.PENDING]
     cut = [running.cell] if running is not None and running in named else []
-    _add_rows(store.folder, [SkippedCell(time.time(), cell, reason) for cell in (*pending, *cut)])
+    rows = [SkippedCell(time.time(), cell, reason) for cell in (*pending, *cut)]
+    append_rows(RunLayout(store.folder).skipped_cells, rows)
     attempts = {cell: view.cells[cell].attempt for cell in pending}
     store.append(*(CellChanged(cell, CellState.SKIPPED, number, reason or SKIPPED) for cell, number in attempts.items()))
     return pending, cut
@@ -117,7 +115,8 @@ def retry_cells(store: RunStore, view: RunView, target: str) -> int:
     named = [view.cells[plan.cell] for plan in _list_matching(view, target)]
     held_back = [cell for cell in named if cell.state is CellState.SKIPPED and cell.plan.config in gates]
     retried = [cell for cell in named if cell.state is CellState.FAILED or cell in held_back]
-    _add_rows(store.folder, [SkippedCell(time.time(), cell.cell, withdrawn=True) for cell in held_back])
+    withdrawn = [SkippedCell(time.time(), cell.cell, withdrawn=True) for cell in held_back]
+    append_rows(RunLayout(store.folder).skipped_cells, withdrawn)
     reason = "retry asked for by the operator"
     store.append(*(CellChanged(cell.cell, CellState.PENDING, cell.attempt, reason) for cell in retried))
     return len(retried)
@@ -130,9 +129,3 @@ def _list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
         named = {"cell": plan.cell, "config": plan.config, "stage": plan.stage}.get(sort)
         if not target or named == name:
             yield plan
-
-
-def _add_rows(folder: Path, rows: Sequence[SkippedCell]) -> None:
-    if rows:
-        with RunLayout(folder).skipped_cells.open("ab") as file:
-            file.write(msgspec.json.Encoder().encode_lines(rows))
