@@ -46,10 +46,6 @@ class Prepared:
         return self.draft.profile
 
 
-def tracon_version() -> str:
-    return version("tracon")
-
-
 def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
 
@@ -93,7 +89,7 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
     return {
         "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
-        "tracon": tracon_version(),
+        "tracon": version("tracon"),
         **redact_settings(draft.inputs),
     }
 
@@ -154,7 +150,7 @@ def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace:
     require_disk(workspace.root)
     folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
     write_indented_json(RunLayout(folder).plan, plan)
-    with RunStore.create(folder, folder.name, plan, tracon_version()) as store:
+    with RunStore.create(folder, folder.name, plan, version("tracon")) as store:
         if unrest:
             store.append(Noted("warning", folder.name, unrest))
         if pace is not None:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,9 +82,7 @@ PYTHONS = ((3, 11), (3, 13))
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from runners.campaign.start import tracon_version
-
-        typer.echo(f"tracon {tracon_version()}")
+        typer.echo(f"tracon {metadata.version('tracon')}")
         raise typer.Exit
 
 
