@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,27 +88,13 @@ def format_number(value: float | None, scale: float = 1.0, digits: int = 1) -> s
 
 
 def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The plan as data; `estimated_s` in seconds, with the arithmetic behind it."""
-    return {
-        "experiment": plan.experiment,
-        "profile": plan.profile,
-        "preset": plan.preset,
-        "configs": list(plan.configs),
-        "seed": plan.seed,
-        "stages": [
-            asdict(stage)
-            | {
-                "cells": sum(cell.stage == stage.stage for cell in plan.cells),
-                "estimated_s": round(sum(cell.estimated_s for cell in plan.cells if cell.stage == stage.stage), 1),
-            }
-            for stage in plan.stages
-        ],
-        "cells": [asdict(cell) for cell in plan.cells],
-        "estimated_s": plan.estimated_s,
-        "arithmetic": [asdict(line) for line in sums],
-        "notes": list(notes),
-        "fingerprint": plan.fingerprint,
-    }
+    """The plan as data, without its `inputs`; `estimated_s` in seconds, with the arithmetic behind it."""
+    described = asdict(replace(plan, inputs={}))
+    del described["inputs"]
+    for stage in described["stages"]:
+        seconds = [cell.estimated_s for cell in plan.cells if cell.stage == stage["stage"]]
+        stage |= {"cells": len(seconds), "estimated_s": round(sum(seconds), 1)}
+    return described | {"arithmetic": [asdict(line) for line in sums], "notes": list(notes)}
 
 
 def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
