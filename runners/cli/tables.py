@@ -53,6 +53,19 @@ STYLES: Mapping[str, str] = {
     "live": "green",
     "dead": "red",
 }
+INSTANCE_COLUMNS = (
+    (">TTFT p50 ms", "ttft_p50_s", 1e3, 1),
+    (">p90", "ttft_p90_s", 1e3, 1),
+    (">TPOT p50 ms", "tpot_p50_s", 1e3, 2),
+    (">p90", "tpot_p90_s", 1e3, 2),
+    (">running", "running", 1.0, 0),
+    (">waiting", "waiting", 1.0, 0),
+    (">pending prefill tok", "pending_prefill_tokens", 1.0, 0),
+    (">KV %", "kv_usage", 100.0, 1),
+    (">step p50 us", "step_p50_us", 1.0, 0),
+    (">p90", "step_p90_us", 1.0, 0),
+)
+"""Heading, field of an instance's latest sample, factor, digits after the point."""
 
 
 class PlainTable(Table):
@@ -209,39 +222,14 @@ def _stages_table(view: RunView) -> Table:
 
 
 def _instances_table(instances: Sequence[InstanceView]) -> Table:
-    rows = begin_table(
-        "instance",
-        "state",
-        ">TTFT p50 ms",
-        ">p90",
-        ">TPOT p50 ms",
-        ">p90",
-        ">running",
-        ">waiting",
-        ">pending prefill tok",
-        ">KV %",
-        ">step p50 us",
-        ">p90",
-    )
+    rows = begin_table("instance", "state", *(heading for heading, *_ in INSTANCE_COLUMNS))
     for instance in instances:
         now = instance.latest
-        if now is None:
-            rows.add_row(instance.instance, color_state(instance.state), *["–"] * 10)
-            continue
-        rows.add_row(
-            instance.instance,
-            color_state(instance.state),
-            format_number(now.ttft_p50_s, 1e3),
-            format_number(now.ttft_p90_s, 1e3),
-            format_number(now.tpot_p50_s, 1e3, 2),
-            format_number(now.tpot_p90_s, 1e3, 2),
-            format_number(now.running, digits=0),
-            format_number(now.waiting, digits=0),
-            format_number(now.pending_prefill_tokens, digits=0),
-            format_number(now.kv_usage, 100),
-            format_number(now.step_p50_us, digits=0),
-            format_number(now.step_p90_us, digits=0),
+        values = (
+            format_number(None if now is None else getattr(now, field), scale, digits)
+            for _, field, scale, digits in INSTANCE_COLUMNS
         )
+        rows.add_row(instance.instance, color_state(instance.state), *values)
     return rows
 
 
