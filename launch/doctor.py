@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
-from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, find_engine, home
 from launch.errors import LaunchError
@@ -29,7 +28,7 @@ from launch.host_checks import (
     describe_mooncake_ports,
     describe_part,
 )
-from launch.install_plan import DISK_BYTES, locked_versions
+from launch.install_plan import CONNECTORS, DISK_BYTES, list_modules, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.profile import Profile
