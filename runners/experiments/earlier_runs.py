@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from results.records.errors import DAMAGED_JSON
 from results.records.events import RunState
 from results.records.plan import RunPlan
 from state.workspace import RunEntry, Workspace
@@ -31,11 +27,3 @@ def find_newest(
             if measured is not None:
                 return measured
     return None
-
-
-def read_document(path: Path, model: type[Measured]) -> Measured | None:
-    """A JSON document of a run; None where it is missing, damaged, or of a version with other fields."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=model)
-    except (OSError, *DAMAGED_JSON):
-        return None

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, read_json
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, TrialNoise, plan_trials
@@ -14,7 +14,7 @@ from results.routing.loads import strip_load
 from results.statistics.blocks import POWER, show_count
 from results.statistics.pairwise import detectable_pair
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.earlier_runs import find_newest, read_document
+from runners.experiments.earlier_runs import find_newest
 from state.workspace import RunEntry, Workspace
 
 PLANNED_TRIALS = (3, 5, 10)
@@ -60,7 +60,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
 
 def _read_noise(run: RunEntry) -> tuple[RunEntry, TrialNoise] | None:
     """None where the file is missing, of a version that had no sigma, or of simulated engines."""
-    verdicts = read_document(RunLayout(run.folder).verdicts_json, _Verdicts)
+    verdicts = read_json(RunLayout(run.folder).verdicts_json, _Verdicts)
     if verdicts is None or verdicts.launch_noise is None or verdicts.simulated:
         return None
     return run, verdicts.launch_noise
