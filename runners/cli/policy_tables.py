@@ -61,7 +61,7 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
     parts: list[RenderableType] = [title, _cells_table(results), _reasons_table(results), _shares_table(results)]
     if show and any(one.differences for _, one in results):
         parts.append(_differences_table(results, show))
-    migrations = [sum(one.migrations[place] for _, one in results) for place in (0, 1)]
+    migrations = [sum(one.migrations[index] for _, one in results) for index in (0, 1)]
     if any(migrations):
         parts.append(
             Text(

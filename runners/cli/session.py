@@ -145,12 +145,12 @@ def _format_pick(pick: DecisionRecord, begin_ns: int) -> tuple[str, ...]:
     from runners.cli.tables import format_number
 
     request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
-    place = decision.instance or "nowhere"
+    served_by = decision.instance or "nowhere"
     indexed_tokens = request.cached_tokens.get(decision.instance, 0)
     return (
         f"{request.turn}",
         f"{(pick.t_ns - begin_ns) / 1e9:.2f}",
-        f"{decision.prefill} + {place}" if decision.prefill else place,
+        f"{decision.prefill} + {served_by}" if decision.prefill else served_by,
         decision.reason if outcome.status in (_SERVED, "") else f"{decision.reason}; {outcome.status}",
         f"{request.input_tokens}",
         f"~{indexed_tokens}" if outcome.cached_tokens is None else f"{outcome.cached_tokens}",

@@ -18,8 +18,8 @@ from results.records.plan import CellPlan
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
+    CELLS_PER_BLOCK,
     PHASE_CONFIRM,
-    PLACES_PER_BLOCK,
     LoadPlanner,
     PlannedLoad,
     plan_shape,
@@ -37,7 +37,7 @@ class Block:
     configs: tuple[str, ...]
     """In the order they are launched."""
     loads: tuple[int, ...]
-    """Places in `list_loads`, in the order that every launch measures them."""
+    """Indexes in `list_loads`, in the order that every launch measures them."""
 
 
 def latin_square(names: Sequence[str], draw: random.Random) -> list[tuple[str, ...]]:
@@ -84,10 +84,10 @@ def list_cells(planner: LoadPlanner, configs: Sequence[str]) -> Iterator[CellPla
     loads = list_loads(grid)
     for block in draw_blocks(configs, len(loads), grid.trials, planner.seed):
         for config in block.configs:
-            places = [place for place in block.loads if is_measured(grid, config, loads[place])]
-            for place in places:
-                index, is_first = (SWEEP_BLOCKS + block.number) * PLACES_PER_BLOCK + place, place == places[0]
-                yield planner.make_cell(config, loads[place], trial=block.number, cell_index=index, is_first=is_first)
+            indexes = [index for index in block.loads if is_measured(grid, config, loads[index])]
+            for index in indexes:
+                number, is_first = (SWEEP_BLOCKS + block.number) * CELLS_PER_BLOCK + index, index == indexes[0]
+                yield planner.make_cell(config, loads[index], trial=block.number, cell_index=number, is_first=is_first)
 
 
 def stage_s(planner: LoadPlanner, configs: Sequence[str], launches: int) -> float:

@@ -17,7 +17,7 @@ PHASE_A, PHASE_B, PHASE_B_PRIME, PHASE_CONFIRM = "A", "B", "Bp", CONFIRM_TAG
 STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b", PHASE_CONFIRM: "confirm"}
 FOLDER_OF = {**STAGE_OF, PHASE_B_PRIME: "phase-b-prime"}
 """First part of a cell's id."""
-PLACES_PER_BLOCK = 1_000
+CELLS_PER_BLOCK = 1_000
 """Cells of one phase and trial get numbers from a block of this size: no two cells of a run share a prompt."""
 
 

@@ -21,10 +21,10 @@ from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.connector_tax import confirm
 from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES, Grid, read_grid
 from runners.experiments.connector_tax.load_cells import (
+    CELLS_PER_BLOCK,
     PHASE_A,
     PHASE_B,
     PHASE_B_PRIME,
-    PLACES_PER_BLOCK,
     LoadPlanner,
     PlannedLoad,
     plan_shape,
@@ -166,10 +166,10 @@ def _measure_loads(
     planner: LoadPlanner, trial: int, config: str, loads: Sequence[PlannedLoad], *, starts_engine: bool = True
 ) -> Iterator[CellPlan]:
     """The cells of one phase in a sweep."""
-    for place, load in enumerate(loads):
+    for index, load in enumerate(loads):
         block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * trial
-        index, is_first = block * PLACES_PER_BLOCK + place, starts_engine and place == 0
-        yield planner.make_cell(config, load, trial=trial, cell_index=index, is_first=is_first)
+        number, is_first = block * CELLS_PER_BLOCK + index, starts_engine and index == 0
+        yield planner.make_cell(config, load, trial=trial, cell_index=number, is_first=is_first)
 
 
 def _list_rate_loads(grid: Grid) -> list[PlannedLoad]:

@@ -124,7 +124,7 @@ def _sum_trial(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[
 
 def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[CellPlan]:
     """The sweep of one trial. The first measured cell of a C includes the time for seeding and for fresh engines."""
-    measured, places = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
+    measured, in_order = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
     levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
     for turn, shape in enumerate(grid.order_shapes(seed, trial)):
         estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
@@ -138,7 +138,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterato
             label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
                 **params_of(shape),
-                "position": places.index(shape),
+                "position": in_order.index(shape),
                 "turn": turn,
                 "load_seed": seed,
                 "plain": grid.plain,

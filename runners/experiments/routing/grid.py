@@ -249,7 +249,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Per instance."""
         first = policy.prefill_instances
         rest: Role = "decode" if first else "both"
-        return tuple("prefill" if place < first else rest for place in range(self.instances))
+        return tuple("prefill" if index < first else rest for index in range(self.instances))
 
     def time_scale(self, policy: PolicyChoice) -> float:
         """Time scale of the policy's replays."""

@@ -317,7 +317,7 @@ def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:
 
 def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
     beside = grid.interference
-    for place, tokens in enumerate(beside.prefill_tokens):
+    for index, tokens in enumerate(beside.prefill_tokens):
         params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
         yield CellPlan(
             cell=f"{INTERFERENCE}/n{tokens}",
@@ -326,7 +326,7 @@ def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> 
             config=config,
             label=f"{tokens} tokens",
             params=params,
-            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if place == 0 else 0.0),
+            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if index == 0 else 0.0),
         )
 
 
