@@ -99,8 +99,8 @@ def skip_cells(
     cut = [running.cell] if running is not None and running in named else []
     rows = [SkippedCell(time.time(), cell, reason) for cell in (*pending, *cut)]
     append_rows(RunLayout(store.folder).skipped_cells, rows)
-    attempts = {cell: view.cells[cell].attempt for cell in pending}
-    store.append(*(CellChanged(cell, CellState.SKIPPED, number, reason or SKIPPED) for cell, number in attempts.items()))
+    skipped = [CellChanged(cell, CellState.SKIPPED, view.cells[cell].attempt, reason or SKIPPED) for cell in pending]
+    store.append(*skipped)
     return pending, cut
 
 
