@@ -59,11 +59,9 @@ class Launcher:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     def config_layout(self, config: str) -> ConfigLayout:
-        """The config's artifact folder."""
         return self._layout.config(self.date, config)
 
     def take_number(self, config: str) -> int:
-        """The number of the next launch of this config."""
         number = self._last_numbers[config] = self._last_numbers.get(config, 0) + 1
         return number
 

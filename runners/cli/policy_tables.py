@@ -35,7 +35,6 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
 
 
 def policy_tables(info: PolicyInfo) -> RenderableType:
-    """One policy with its parameters in detail."""
     rows = begin_table("parameter", "type", ">default", "what")
     for parameter in info.parameters:
         rows.add_row(parameter.name, parameter.kind, _format_default(parameter), parameter.text)

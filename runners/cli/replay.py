@@ -175,7 +175,6 @@ def _report_tables(report: ReplayReport) -> RenderableType:
 
 
 def list_facts(report: ReplayReport) -> list[str]:
-    """The outcome of the replay, in lines."""
     outcome, numbers = report.outcome, report.numbers
     lines = [
         f"{outcome.completed} of {outcome.turns} turns completed, {outcome.failed} failed, {outcome.cut} cut; "

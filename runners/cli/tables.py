@@ -91,7 +91,6 @@ def begin_table(*columns: str, title: str = "") -> Table:
 
 
 def color_state(state: str) -> Text:
-    """A state as a colored word."""
     return Text(state, style=STYLES.get(state, ""))
 
 
@@ -234,7 +233,6 @@ def _instances_table(instances: Sequence[InstanceView]) -> Table:
 
 
 def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
-    """The workspace's runs as data."""
     names = ("run", "experiment", "profile", "preset", "state", "reason", "created_unix_s")
     return [
         {name: getattr(entry, name) for name in names}
@@ -288,7 +286,6 @@ def doctor_tables(report: DoctorReport) -> RenderableType:
 
 
 def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
-    """Profiles with presets, and configs."""
     rows = begin_table("profile", "engine", "presets", "what", title="profiles")
     for profile in profiles:
         presets = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in profile.experiments.items())
@@ -300,7 +297,6 @@ def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConf
 
 
 def engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
-    """Engine environments and standalone engines."""
     rows = begin_table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))

@@ -30,8 +30,6 @@ from runners.experiments.patched_cells import PatchedCells, RunCell
 
 
 class ConnectorTax(PatchedCells):
-    """Runs the cells of one `connector-tax` run."""
-
     removal = "the probe is removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:

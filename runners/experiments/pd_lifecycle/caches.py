@@ -198,7 +198,6 @@ class Caches:
         return await self.seed(self.prefix)
 
     def note_sent(self, prompt: list[int]) -> None:
-        """Record that a prompt was sent to an engine."""
         self._sent = prompt[: 2 * self._block_tokens]
 
     def _whole(self) -> HeldTokens:

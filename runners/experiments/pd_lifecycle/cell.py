@@ -294,7 +294,6 @@ def _measure_ms(metric: RequestMetric, record: RequestRecord) -> float | None:
 
 
 def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
-    """The journal event of a record."""
     config, detail = record.config, record.transfer_detail
     return LifecycleMeasured(
         cell=cell,

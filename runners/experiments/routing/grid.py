@@ -252,7 +252,6 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple("prefill" if index < first else rest for index in range(self.instances))
 
     def time_scale(self, policy: PolicyChoice) -> float:
-        """Time scale of the policy's replays."""
         return self.replay.time_scale if policy.time_scale is None else policy.time_scale
 
     def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
