@@ -98,14 +98,14 @@ async def _run_cells(
     async with _open_backend(engine) as backend:
         launcher = Launcher(
             backend=backend,
-            profile=prepared.profile,
+            profile=prepared.draft.profile,
             configs=configs,
             engine=engine,
             layout=layout,
             date=folder.name[:8],
             store=store,
         )
-        context = RunContext(layout, store, launcher, EngineSlot(launcher), engine, prepared.profile, configs)
+        context = RunContext(layout, store, launcher, EngineSlot(launcher), engine, prepared.draft.profile, configs)
         cell_runner = experiment.cell_runner(prepared.draft.grid, context)
         cells = CellLoop(store, lease, folder, cell_runner)
         loop = asyncio.get_running_loop()

@@ -41,10 +41,6 @@ class Prepared:
     """None where no engine environment was found (a plan can be made without one), or none is needed."""
     plan: RunPlan
 
-    @property
-    def profile(self) -> Profile:
-        return self.draft.profile
-
 
 def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
@@ -99,7 +95,7 @@ def require_ports(prepared: Prepared) -> None:
 
     Raises PortTaken naming port and holder.
     """
-    first = prepared.profile.launch.port_base
+    first = prepared.draft.profile.launch.port_base
     require_free({f"engine port {port - first}": port for port in range(first, first + prepared.draft.ports)})
 
 
@@ -148,7 +144,7 @@ def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace:
     """
     plan = prepared.plan
     require_disk(workspace.root)
-    folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
+    folder = workspace.create_folder(plan.experiment, prepared.draft.profile.name, datetime.now(UTC))
     write_indented_json(RunLayout(folder).plan, plan)
     with RunStore.create(folder, folder.name, plan, version("tracon")) as store:
         if unrest:

@@ -99,8 +99,8 @@ def run(
         require_gpu_room(experiment_named(experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
-    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
-    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
+    too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
     for warning in filter(None, (too_large, explain_skipped_gpus(prepared.draft), unrest)):
@@ -174,8 +174,8 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
 
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
-    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
-    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
+    too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
         terminal.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
