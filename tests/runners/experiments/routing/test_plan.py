@@ -205,6 +205,33 @@ def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
     assert tables["base"] == CPU.experiments[EXPERIMENT]["smoke"]
 
 
+def test_a_policy_may_be_the_one_of_a_label_or_like_it() -> None:
+    ear = {"name": "ear", "label": "EAR", "parameters": {"hot_tokens": 100, "cooldown_s": 0.5}}
+    faster = {"like": "EAR", "sweep": {"time_scale": [0.5, 0.25]}}
+    slower = {"like": "EAR", "label": "slower", "parameters": {"cooldown_s": 9.0}}
+    tables: dict[str, dict[str, Any]] = {
+        "base": CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [ear, {"like": "EAR", "label": "b", "trace": "x"}]},
+        "next": {"like": "base", "policies": ["EAR", "lmetric", faster, slower]},
+        "swept": {"like": "base", "policies": [faster]},
+        "last": {"like": "swept", "policies": ["EAR"]},
+    }
+    tables["base"]["traces"] = {"x": {}}
+    first, second = read_grid(tables, "p", "base").policies
+    assert second == msgspec.structs.replace(first, label="b", trace="x")
+    one, other, *swept, last = read_grid(tables, "p", "next").policies
+    assert (one, other) == (first, PolicyChoice("lmetric"))
+    assert [each.time_scale for each in swept] == [0.5, 0.25]
+    assert last == msgspec.structs.replace(first, label="slower", parameters={"hot_tokens": 100, "cooldown_s": 9.0})
+    assert read_grid(tables, "p", "last").policies == tuple(swept), "nothing else has that label there"
+
+
+@pytest.mark.parametrize("label", ["later", ["EAR"], 3])
+def test_a_policy_like_one_that_is_not_before_it_is_refused(label: object) -> None:
+    with pytest.raises(RunnerError, match="like") as refused:
+        of_arms([{"name": "lmetric", "label": "LMetric"}, {"like": label}, {"name": "ear", "label": "later"}])
+    assert refused.value.remedy == "name one of: LMetric"
+
+
 @pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
 def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
     with pytest.raises(RunnerError, match="sweep"):
