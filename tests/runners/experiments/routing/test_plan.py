@@ -35,7 +35,7 @@ from tests.runners.prepared import prepare
 CPU = load_profile("cpu-tiny")
 POLICY_OF_ONES_OWN = """
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
 
