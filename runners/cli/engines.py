@@ -69,14 +69,7 @@ def doctor(
     chosen = load_profile(profile)
     requires = {name: load_config(name).requires_on(chosen.engine.kind) for name in config_names()}
     report = examine(
-        chosen.engine.kind,
-        requires,
-        engine_python=engine_python,
-        port_base=chosen.launch.port_base,
-        workspace=workspace,
-        gpu_memory_share=chosen.engine.gpu_memory_utilization,
-        profile=chosen,
-        before_install=before_install,
+        chosen, requires, engine_python=engine_python, workspace=workspace, before_install=before_install
     )
     report = narrow_report(report, only) if only else report
     if before_install:  # only an environment can tell whether a config can run
