@@ -12,6 +12,8 @@ from state.workspace import RunEntry, Workspace
 Measured = TypeVar("Measured")
 FINISHED = (RunState.DONE, RunState.FAILED)
 """A failed run has an analysis of the cells that it measured."""
+PLANNED_LAUNCHES = (3, 5, 10)
+"""Numbers of launches for which a plan states the precision, beside its own."""
 
 
 def find_newest(
@@ -27,3 +29,11 @@ def find_newest(
             if measured is not None:
                 return measured
     return None
+
+
+def describe_no_sigma(workspace: Workspace, needed: str) -> str:
+    """A sentence of the plan where no run has what sigma is computed from. needed: that, to follow `has`."""
+    return (
+        f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has {needed}. "
+        "The first such run measures it."
+    )

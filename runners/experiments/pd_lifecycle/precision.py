@@ -16,12 +16,9 @@ from results.records.plan import RunPlan
 from results.statistics.blocks import POWER, show_count
 from results.statistics.launch_fit import LaunchSpread
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.earlier_runs import find_newest
+from runners.experiments.earlier_runs import PLANNED_LAUNCHES, describe_no_sigma, find_newest
 from runners.experiments.pd_lifecycle.grid import shape_of
 from state.workspace import RunEntry, Workspace
-
-PLANNED_LAUNCHES = (3, 5, 10)
-"""Numbers of launches for which the plan states the precision, beside its own."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -58,8 +55,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     noise = find_newest(plan, workspace, lambda run: _read_noise(run, baselines))
     if noise is None:
         return (
-            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
-            f"{MIN_PAIRED} launches of each engine. The first such run measures it.",
+            describe_no_sigma(workspace, f"{MIN_PAIRED} launches of each engine"),
             f"Smallest difference (of log TTFT) {judged} {format_percent(POWER)}: "
             f"{', '.join(_describe_range(count, sizes) for count in counts)} launches (`--trials`); the more the "
             "(C, N) of a launch vary together, the larger it is.",
