@@ -30,6 +30,7 @@ from runners.experiments.connector_tax.load_cells import (
     plan_shape,
 )
 from runners.experiments.connector_tax.sustainable import describe_own_rates, list_unsustainable
+from runners.experiments.gates import list_gates
 from runners.experiments.settings import refuse_routing_options
 
 STAGES = (
@@ -130,7 +131,8 @@ def list_cells(planner: LoadPlanner, orders: Sequence[Sequence[str]], configs: S
     """Every cell in the order it runs; `orders`: the configs' names in each sweep; `configs`: all of them."""
     sweeps = tuple(enumerate(orders))
     return [
-        *_preflight_cells(planner, configs),
+        CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S),
+        *list_gates(configs, "preflight", planner.engine_s + planner.grid.preflight_s),
         *(cell for trial, order in sweeps for cell in _list_phase_a(planner, trial, order)),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
         *(cell for trial, order in sweeps for cell in _list_phase_b(planner, trial, order)),
@@ -138,13 +140,6 @@ def list_cells(planner: LoadPlanner, orders: Sequence[Sequence[str]], configs: S
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
-
-
-def _preflight_cells(planner: LoadPlanner, configs: Sequence[str]) -> Iterator[CellPlan]:
-    yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
-    estimate_s = planner.engine_s + planner.grid.preflight_s
-    for config in configs:
-        yield CellPlan(f"preflight/{config}", "preflight", "preflight", config, config, {}, estimate_s)
 
 
 def _list_phase_a(planner: LoadPlanner, trial: int, order: Sequence[str]) -> Iterator[CellPlan]:

@@ -20,6 +20,7 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
+from runners.experiments.gates import list_gates
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
 from runners.experiments.settings import refuse_routing_options
 
@@ -81,10 +82,7 @@ def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
     engine_s = grid.engine_start_s + profile.launch.release_wait_s
     return [
         CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
-        *(
-            CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
-            for config in grid.all_configs
-        ),
+        *list_gates(grid.all_configs, PREFLIGHT, engine_s + grid.preflight_s),
         CellPlan(LINK_CELL, PREFLIGHT, "link", None, "bandwidth of the link between the engines", {}, COMPUTE_S),
         *(cell for trial in range(grid.trials) for cell in _sweep_cells(grid, profile, seed, trial)),
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
