@@ -225,7 +225,7 @@ class Instance:
 
     async def _end_when_unguarded(self) -> None:
         """End from here what a guard that was killed has left."""
-        if await asyncio.shield(self._link.gone) is None:
+        if not await asyncio.shield(self._link.gone):
             with contextlib.suppress(ProcessesUnseen):  # `stop` looks again
                 await asyncio.to_thread(end_members, self.identity, 0.0)
 
