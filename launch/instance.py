@@ -135,8 +135,8 @@ class Instance:
                 raise
             return True
 
-    async def wait_ready(self, timeout_s: float) -> float:
-        """Wait until it serves its model; seconds since the start.
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until it serves its model.
 
         Raises CrashedAtStart or ReadyTimeout, both with the log's last lines; PortTaken where another process answers.
         """
@@ -150,10 +150,8 @@ class Instance:
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
         self._link.note_memory()
-        ready_s = (time.perf_counter_ns() - self._started_ns) / 1e9
         others = [engine for engine in self._engines if engine is not self]
         self.held_mib = await measure_held(self.spec.devices, others)
-        return ready_s
 
     async def stop(self, grace_s: float, release_wait_s: float) -> str:
         """TERM, KILL after `grace_s`, verify that all of it is gone, then wait for the memory of its GPUs.
