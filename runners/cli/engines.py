@@ -68,9 +68,7 @@ def doctor(
 
     chosen = load_profile(profile)
     requires = {name: load_config(name).requires_on(chosen.engine.kind) for name in config_names()}
-    report = examine(
-        chosen, requires, engine_python=engine_python, workspace=workspace, before_install=before_install
-    )
+    report = examine(chosen, requires, engine_python=engine_python, workspace=workspace, before_install=before_install)
     report = narrow_report(report, only) if only else report
     if before_install:  # only an environment can tell whether a config can run
         report = replace(report, configs=())
