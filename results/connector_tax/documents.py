@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from results.connector_tax.attribution import CallbackShares
-from results.connector_tax.capacity import CapacityCost, Relative
+from results.connector_tax.capacity import CapacityCost
 from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
@@ -14,7 +14,7 @@ from results.connector_tax.summary import CellSummary, Shape
 from results.connector_tax.tax import Metric, TaxedRate
 from results.connector_tax.trends import Trend
 from results.measures.drift import Drift
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.reference_rates import CellSaturation, ReferenceRates
@@ -193,13 +193,8 @@ class TaxedCellRow:
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(TaxAggregate, ("aggregate.json",)),
     Declared(ConfigCells, ("results/<date>_<config>/summary.json",)),
-    Declared(JudgedCell, ("in TaxAggregate", "in ConfigCells")),
-    *declare_inside(JudgedCell, Shape, JudgedSaturation),
     Declared(TaxedCellRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(TaxDocument, ("tax.json",)),
     Declared(TaxFileRow, ("tax.csv", "in TaxDocument")),
-    *declare_inside(TaxDocument, LaunchNoise, AttributedTax, EngineChange, CapacityCost),
-    *declare_inside(CapacityCost, Relative),
     Declared(TaxVerdicts, ("verdicts.json",)),
-    *declare_inside(TaxVerdicts, Decomposition, Additivity, TaxAmplification, Trend, Drift),
 )

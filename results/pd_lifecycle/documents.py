@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from results.pd_lifecycle.analysis_settings import Settings
-from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
 from results.pd_lifecycle.clock_offsets import Step
 from results.pd_lifecycle.consistency import Check, RunDrift
-from results.pd_lifecycle.cost_model import CostModel, Costs, Spread
+from results.pd_lifecycle.cost_model import Costs
 from results.pd_lifecycle.first_repetitions import FirstRepetitions
 from results.pd_lifecycle.half_step import HalfStep
 from results.pd_lifecycle.overheads import BreakEven, GridOverhead, OverheadCell
@@ -17,12 +16,11 @@ from results.pd_lifecycle.paired_requests import OrderEffect
 from results.pd_lifecycle.read import Discard, FailedCell, LinkBandwidth
 from results.pd_lifecycle.summary import ConfigSummary, SummaryRow
 from results.pd_lifecycle.volumes import Volume
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.frames import Gap
 from results.records.lifecycle import TransferDetail
 from results.report.documents import AggregateHead
 from results.statistics.judgement import Judgement
-from results.statistics.launch_fit import LaunchSpread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,25 +174,6 @@ class LifecycleManifestRow:
 
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(LifecycleAggregate, ("aggregate.json",)),
-    Declared(Settings, ("in LifecycleAggregate", "in LifecycleVerdicts")),
-    *declare_inside(LifecycleAggregate, ConfigSummary, Costs),
-    *declare_inside(Costs, CostModel, BandwidthPoint, Knee, Spread),
-    *declare_inside(LifecycleAggregate, LinkBandwidth, GridOverhead),
-    *declare_inside(GridOverhead, LaunchSpread),
-    *declare_inside(
-        LifecycleAggregate,
-        OverheadCell,
-        OrderEffect,
-        BreakEven,
-        FirstRepetitions,
-        HalfStep,
-        Volume,
-        Step,
-        Check,
-        RunDrift,
-        Discard,
-        FailedCell,
-    ),
     Declared(LifecycleVerdicts, ("verdicts.json",)),
     Declared(LifecycleRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(SummaryRow, ("results/lifecycle/summary.csv",)),

@@ -12,12 +12,12 @@ import csv
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -94,6 +94,11 @@ def fields_of(record: type) -> tuple[Field, ...]:
     )
 
 
+def records_inside(record: type) -> tuple[type, ...]:
+    """The records in the fields of a record, each once, in the order of the fields."""
+    return tuple(dict.fromkeys(each for one in fields_of(record) for each in _find_records(one.kind)))
+
+
 def declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
     return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
 
@@ -168,6 +173,15 @@ def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field
         kind = reduce(operator.or_, (part for part in parts if part not in (NoneType, msgspec.UnsetType)))
     unit = unit_of(name) if kind in (int, float) else ""
     return Field(name, kind, nullable, required, unit, sentence)
+
+
+def _find_records(kind: object) -> Iterator[type]:
+    """The records that a type is made of, e.g. that of a mapping's values."""
+    if get_origin(kind) is not None:
+        for part in get_args(kind):
+            yield from _find_records(part)
+    elif isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+        yield kind
 
 
 def _read_sentences(record: type) -> dict[str, str]:

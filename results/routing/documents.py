@@ -8,23 +8,21 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.report.documents import AggregateHead
 from results.report.engine_gates import ShownGates
 from results.routing.conditional_claims import StoredClaims
 from results.routing.coupling import Coupling
-from results.routing.floor_facts import DecodeRequests, Rules, TransportFacts
 from results.routing.interference import Interference
 from results.routing.launch_noise import TrialNoise
-from results.routing.load_floor import FloorVariant, LoadFloor, QuarantinePair, TimeoutPair
-from results.routing.loads import LoadJudgement
-from results.routing.migrations import CostRow, MigrationNumbers, PolicyMigrations
+from results.routing.load_floor import LoadFloor
+from results.routing.migrations import MigrationNumbers, PolicyMigrations
 from results.routing.occupancy import Deployment, Footprints, Occupancy
 from results.routing.pairs import Pair, Standing, TurnPair
 from results.routing.pools import InstancePool
-from results.routing.recomputing import AgainstArm, AgainstRecomputing, Fit
+from results.routing.recomputing import AgainstRecomputing
 from results.routing.specification import Setting, SpecifiedRow
 from results.routing.summary import RoutedSummary
 from results.routing.transfers import PolicyTransfers
@@ -344,35 +342,11 @@ class PolicyManifestRow:
 
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(RoutingAggregate, ("aggregate.json",)),
-    *declare_inside(
-        RoutingAggregate,
-        RoutedSummary,
-        PolicyNumbers,
-        Interference,
-        PolicyMigrations,
-        MigratedCell,
-        PolicyTransfers,
-        AgainstRecomputing,
-        InstancePool,
-        LoadFloor,
-        SpecifiedTables,
-    ),
-    Declared(CostRow, ("in PolicyMigrations", "in MigratedCell")),
-    *declare_inside(AgainstRecomputing, Fit, AgainstArm),
-    *declare_inside(LoadFloor, FloorVariant, TransportFacts, TimeoutPair, QuarantinePair),
-    *declare_inside(FloorVariant, Rules, DecodeRequests),
-    *declare_inside(SpecifiedTables, SpecifiedRow, Setting),
     Declared(RoutedCellRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(RoutingPairs, ("pairs.json",)),
-    *declare_inside(RoutingPairs, Pair, TurnPair),
     Declared(PairRow, ("pairs.csv",)),
     Declared(MigrationRow, ("migrations.csv",)),
     Declared(RoutingVerdicts, ("verdicts.json",)),
-    *declare_inside(
-        RoutingVerdicts, JudgedStanding, TrialNoise, VariedClaim, Coupling, Footprints, Deployment, Occupancy
-    ),
-    *declare_inside(VariedClaim, ClaimBounds),
     Declared(StoredClaims, ("results/variations/<name>.json",)),
-    *declare_inside(StoredClaims, LoadJudgement),
     Declared(PolicyManifestRow, ("MANIFEST.tsv",)),
 )
