@@ -10,8 +10,8 @@ from results.connector_tax.capacity import CapacityCost
 from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
-from results.connector_tax.summary import CellSummary, Shape
-from results.connector_tax.tax import Metric, TaxedRate
+from results.connector_tax.summary import CellSummary, ConfigAtRate
+from results.connector_tax.tax import Metric, TaxedConfig, TaxedRate
 from results.connector_tax.trends import Trend
 from results.measures.drift import Drift
 from results.records.declaration import Declared
@@ -96,13 +96,7 @@ class TaxFileRow(Estimate, _TaxedLoad):
 
 
 @dataclass(frozen=True)  # without slots, as TaxedRate
-class _AttributedTax(TaxedRate):
-    shape: Shape
-    """What each request asks for."""
-    config: str
-    """The engine configuration."""
-    metric: Metric
-    """What is taxed."""
+class _AttributedTax(TaxedConfig):
     tax: Estimate
     """The tax."""
 
@@ -155,19 +149,9 @@ class TaxVerdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class TaxedCellRow:
+class TaxedCellRow(ConfigAtRate):
     """A row of `aggregate.csv`: one cell."""
 
-    cell: str
-    """As the plan names it."""
-    config: str
-    """The engine configuration."""
-    phase: str
-    """`A`, `B`, `Bp` (B') or `confirm`."""
-    trial: int
-    """From 0."""
-    rate_per_s: float
-    """As requested."""
     input_tokens: int
     """Prompt length."""
     output_tokens: int

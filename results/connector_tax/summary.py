@@ -25,8 +25,8 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class CellSummary:
-    """One measured cell. `docs/analysis.md` defines every value."""
+class ConfigAtRate:
+    """What one cell measures: a config at a rate."""
 
     cell: str
     """As the plan names it."""
@@ -38,6 +38,12 @@ class CellSummary:
     """From 0."""
     rate_per_s: float
     """As requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary(ConfigAtRate):
+    """One measured cell. `docs/analysis.md` defines every value."""
+
     shape: Shape
     """What each request asks for."""
     arrival: str

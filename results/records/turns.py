@@ -139,8 +139,8 @@ class RoutedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingCell:
-    """The commit mark of a cell: `cell.json`."""
+class PolicyTrial:
+    """What one cell measures: a policy, in one trial."""
 
     cell: str
     """As the plan names it."""
@@ -154,6 +154,12 @@ class RoutingCell:
     """From 0."""
     position: int
     """Position in time among the run's cells, 0-based."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCell(PolicyTrial):
+    """The commit mark of a cell: `cell.json`."""
+
     replay_seed: int
     """Seed of the replay's prompts."""
     trace: Mapping[str, Any]

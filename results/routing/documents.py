@@ -20,7 +20,7 @@ from results.routing.launch_noise import TrialNoise
 from results.routing.load_floor import LoadFloor
 from results.routing.migrations import MigrationNumbers, PolicyMigrations
 from results.routing.occupancy import Deployment, Footprints, Occupancy
-from results.routing.pairs import Pair, Standing, TurnPair
+from results.routing.pairs import MetricDifference, Pair, Standing, TurnPair
 from results.routing.pools import InstancePool
 from results.routing.recomputing import AgainstRecomputing
 from results.routing.specification import Setting, SpecifiedRow
@@ -270,17 +270,9 @@ class MigrationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PairRow:
+class PairRow(MetricDifference):
     """A row of `pairs.csv`: one metric of two policies."""
 
-    metric: str
-    """Its name with its unit, e.g. `ttft_p90_s`."""
-    first: str
-    """Label of a policy."""
-    second: str
-    """Label of the policy that it is compared with."""
-    difference: Estimate
-    """first - second, in the metric's unit."""
     second_value: float | None
     """The metric of second."""
     relative: float | None
