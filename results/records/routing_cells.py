@@ -209,8 +209,7 @@ def decode_breakdown(raw: bytes) -> RoutingBreakdown:
 
 def upgrade_breakdown_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """A breakdown of format 1 with the present names of its picks."""
-    picks = {_NEW_NAMES.get(name, name): value for name, value in row["picks"].items()}
-    return row | {"picks": picks, "format": 2}
+    return row | {"picks": rename_fields(row["picks"], _NEW_NAMES), "format": 2}
 
 
 _NEW_NAMES = {"leg_tokens": "transfer_prompt_tokens"}
