@@ -45,7 +45,6 @@ class CapacityCost:
     """The capacity of one config, over the rates of Phase A."""
 
     config: str
-    """The engine configuration."""
     sustained_per_s: tuple[float | None, ...]
     """By launch: the highest rate below its first saturated one; None = not even the lowest rate."""
     next_per_s: tuple[float | None, ...]

@@ -55,7 +55,6 @@ class ConfigCells:
     """`summary.json` of a config: its cells."""
 
     format: int
-    """Format of this document."""
     cells: tuple[JudgedCell, ...]
     """By file name."""
 
@@ -67,7 +66,6 @@ class _TaxedLoad(TaxedRate):
     output_tokens: int
     """Output length."""
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
 
@@ -111,7 +109,6 @@ class TaxDocument:
     """`tax.json`: the taxes, and what explains them."""
 
     format: int
-    """Format of this document."""
     taxes: tuple[TaxFileRow, ...]
     """By load, config and metric."""
     noise_floor: tuple[TaxFileRow, ...]
@@ -131,7 +128,6 @@ class TaxVerdicts:
     """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes that they rest on."""
 
     format: int
-    """Format of this document."""
     verdicts: tuple[Judgement, ...]
     """H1 to H6."""
     criteria: tuple[Judgement, ...]

@@ -29,13 +29,10 @@ class ConfigAtRate:
     """What one cell measures: a config at a rate."""
 
     cell: str
-    """As the plan names it."""
     config: str
-    """The engine configuration."""
     phase: str
     """`A`, `B`, `Bp` (B') or `confirm`."""
     trial: int
-    """From 0."""
     rate_per_s: float
     """As requested."""
 
@@ -55,7 +52,6 @@ class CellSummary(ConfigAtRate):
     t_start_unix_s: float
     """Intended time of the first arrival, by the wall clock."""
     attempt: int
-    """From 1."""
     stop_reason: str
     """`complete`, or `hard_stop` where the longest duration came first."""
     counts: Mapping[str, int | None]

@@ -79,7 +79,6 @@ class TaxedConfig(TaxedRate):
     shape: Shape
     """What each request asks for."""
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
 

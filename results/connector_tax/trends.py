@@ -26,7 +26,6 @@ class Trend:
     """One config's tax along one length, at ref_safe or the lengths' own common rate (Phase B)."""
 
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
     along: str

@@ -81,7 +81,6 @@ class LifecycleVerdicts:
     """`verdicts.json`: the success criteria."""
 
     format: int
-    """Format of this document."""
     settings: Settings
     """Settings of the analysis."""
     criteria: tuple[Judgement, ...]
@@ -93,13 +92,9 @@ class LifecycleRow:
     """A row of `aggregate.csv`: one request, warm-up and discarded requests included."""
 
     prior_context: int
-    """C."""
     new_tokens: int
-    """N."""
     output_length: int
-    """O."""
     trial: int
-    """From 0."""
     repetition: int
     """From 1."""
     warmup: bool
@@ -147,15 +142,10 @@ class LifecycleManifestRow:
     """A row of `MANIFEST.tsv`: one cell of the plan or of a record. An empty field is unknown."""
 
     prior_context: str
-    """C."""
     new_tokens: str
-    """N."""
     output_length: str
-    """O."""
     trial: str
-    """From 0."""
     cell: str
-    """As the plan names it."""
     status: str
     """`ran`, `FAILED`, `SKIP` or `not run`."""
     skip_reason: str

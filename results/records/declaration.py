@@ -38,6 +38,19 @@ UNITS: Mapping[str, str] = {
     "s": "s",
 }
 """End of a number's name to its unit; a number with none of them is a count, an index or a share."""
+COMMON_SENTENCES: Mapping[str, str] = {
+    "attempt": "From 1.",
+    "cell": "As the plan names it.",
+    "config": "The engine configuration.",
+    "format": "Format of this document.",
+    "label": "The policy with its parameters in short.",
+    "new_tokens": "N.",
+    "output_length": "O.",
+    "prior_context": "C.",
+    "trial": "From 0.",
+    "version": "Version of this record.",
+}
+"""What a field of this name means, in every record that has no sentence of its own below the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ def fields_of(record: type) -> tuple[Field, ...]:
     hints, sentences = get_type_hints(record), _read_sentences(record)
     by_name = {one.name: one for one in info.fields}
     return tuple(
-        _make_field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name, ""))
+        _make_field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name))
         for name in hints
         if name in by_name
     )
@@ -165,14 +178,14 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name == end or name.endswith(f"_{end}")), "1")
 
 
-def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field:
+def _make_field(name: str, hint: object, required: bool, sentence: str | None) -> Field:
     parts = get_args(hint)
     nullable, omitted = NoneType in parts, msgspec.UnsetType in parts
     kind: Any = hint
     if nullable or omitted:
         kind = reduce(operator.or_, (part for part in parts if part not in (NoneType, msgspec.UnsetType)))
     unit = unit_of(name) if kind in (int, float) else ""
-    return Field(name, kind, nullable, required, unit, sentence)
+    return Field(name, kind, nullable, required, unit, sentence or COMMON_SENTENCES.get(name, ""))
 
 
 def _find_records(kind: object) -> Iterator[type]:

@@ -33,7 +33,6 @@ class RequestConfig:
     current_new_tokens: int
     """N: what the prefill instance moves."""
     output_length: int
-    """O."""
     total_input_length: int = -1
     """C + N; filled in where it is missing."""
 
@@ -304,7 +303,6 @@ class LifecycleRecord:
     trial: int = 0
     """From 0. Each trial has launched its own engines."""
     version: int = VERSION
-    """Version of this record."""
 
     @property
     def counted(self) -> bool:

@@ -23,11 +23,9 @@ class RoutingConfig:
     """The settings of a cell: `config.json`. A setting that its plan does not have is absent."""
 
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables."""
     trial: int
-    """From 0."""
     policy: str
     """Its name, or the path of a Python file with one."""
     parameters: Mapping[str, Any]
@@ -56,7 +54,6 @@ class RoutingConfig:
     instances: int
     """How many."""
     config: str | None
-    """The engine configuration."""
     trace: TraceRecord
     """As the run prepared it."""
     replay: Mapping[str, Any]
@@ -119,7 +116,6 @@ class RoutingNumbers:
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables."""
     policy: str
@@ -127,7 +123,6 @@ class RoutingNumbers:
     parameters: Mapping[str, Any]
     """Parameters of the policy."""
     trial: int
-    """From 0."""
     counts: Mapping[str, int | None]
     """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations. None = not
     known."""
@@ -194,7 +189,6 @@ class RoutingBreakdown:
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str
-    """As the plan names it."""
     instances: tuple[InstanceNumbers, ...]
     """In the router's order."""
     picks: PickCounts | None

@@ -158,9 +158,7 @@ class CellRecord:
     """
 
     cell: str
-    """As the plan names it."""
     config: str
-    """The engine configuration."""
     phase: str
     """`A`, `B` or `Bp` (B')."""
     load: Mapping[str, Any]
@@ -175,7 +173,6 @@ class CellRecord:
     t_start_unix_s: float
     """`t_start_ns` by the wall clock."""
     attempt: int
-    """From 1."""
     stop_reason: str
     """`complete`, or `hard_stop` (max_duration_s came before min_completed)."""
     sent: int
@@ -204,7 +201,6 @@ class CellRecord:
     memory_used_mib (largest sum), clock_mhz and power_w (means), temperature_c (highest), limited {what limited clocks:
     share of the samples}, reason (why none)."""
     version: int = CELL_VERSION
-    """Version of this record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +212,6 @@ class EngineFault:
     instance: str
     """By the journal's name."""
     config: str
-    """The engine configuration."""
     what: str
     """`death` or `stall`."""
     text: str

@@ -16,7 +16,6 @@ class SkippedCell:
     t_unix_s: float
     """When the operator asked for it."""
     cell: str
-    """As the plan names it."""
     reason: str = ""
     """The operator's; empty = none was given."""
     withdrawn: bool = False

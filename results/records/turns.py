@@ -143,7 +143,6 @@ class PolicyTrial:
     """What one cell measures: a policy, in one trial."""
 
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables. Unique among a trial's cells."""
     policy: str
@@ -151,7 +150,6 @@ class PolicyTrial:
     parameters: Mapping[str, Any]
     """Parameters of the policy."""
     trial: int
-    """From 0."""
     position: int
     """Position in time among the run's cells, 0-based."""
 
@@ -180,7 +178,6 @@ class RoutingCell(PolicyTrial):
     t_start_unix_s: float
     """`t_start_ns` by the wall clock."""
     attempt: int
-    """From 1."""
     git_commit: str | None
     """Commit of Tracon's own source; None = not known."""
     git_reason: str = ""
@@ -198,7 +195,6 @@ class RoutingCell(PolicyTrial):
     variation: str = ""
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; empty = nothing."""
     version: int = CELL_VERSION
-    """Version of this record."""
 
     @property
     def logs_decisions(self) -> bool:

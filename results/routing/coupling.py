@@ -59,7 +59,6 @@ class Coupling:
     """One policy."""
 
     label: str
-    """The policy with its parameters in short."""
     arrivals_per_s: Estimate
     """Lambda: sessions per second while sessions arrive."""
     turns: Estimate

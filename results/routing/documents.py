@@ -34,7 +34,6 @@ class PolicyNumbers:
     """One policy over its trials."""
 
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     values: Mapping[str, Estimate]
@@ -44,11 +43,8 @@ class PolicyNumbers:
 @dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
 class _MigratedCell:
     cell: str
-    """As the plan names it."""
     label: str
-    """The policy with its parameters in short."""
     trial: int
-    """From 0."""
     counts: bool
     """It is among the policy's numbers; else its client fell behind, or it replayed another trace."""
     requests: int
@@ -111,7 +107,6 @@ class RoutingPairs:
     """`pairs.json`: every metric of every two policies under one load, and every latency of them turn by turn."""
 
     format: int
-    """Format of this document."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     pairs: tuple[Pair, ...]
@@ -170,7 +165,6 @@ class RoutingVerdicts:
     decode pools would hold."""
 
     format: int
-    """Format of this document."""
     standings: tuple[JudgedStanding, ...]
     """By metric and load."""
     claims: tuple[Judgement, ...]
@@ -200,13 +194,10 @@ class RoutedCellRow:
     """A row of `aggregate.csv`: one cell."""
 
     cell: str
-    """As the plan names it."""
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     trial: int
-    """From 0."""
     position: int
     """Position in time among the run's cells, 0-based."""
     duration_s: float
@@ -226,9 +217,7 @@ class MigrationRow:
     """A row of `migrations.csv`: one migration that was asked for. Tokens are prompt tokens."""
 
     label: str
-    """The policy with its parameters in short."""
     trial: int
-    """From 0."""
     request: str
     """As in the decision log."""
     session: str
@@ -305,7 +294,6 @@ class PolicyManifestRow:
     """A row of `MANIFEST.tsv`: one policy of the plan or of a result folder; an empty field is not known."""
 
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     parameters: str

@@ -35,7 +35,6 @@ class RoutedSummary(PolicyTrial):
     """One cell. `docs/analysis.md` defines every value."""
 
     attempt: int
-    """From 1."""
     counts: Mapping[str, int | None]
     """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations."""
     values: Mapping[str, Estimate]
