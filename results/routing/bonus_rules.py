@@ -21,7 +21,7 @@ from results.routing.load_floor import (
     FloorVariant,
     LoadFloor,
 )
-from results.routing.transport_rules import describe_difference
+from results.routing.transport_rules import describe_difference, join_pairs
 from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged
 from results.statistics.student import find_p_value
 
@@ -193,7 +193,11 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
     pairs = pair_forms(floor)
     if not pairs:
         return Outcome.OPEN, 'both forms were not run at one K and one gate: set floor_form = "max" beside "mean"'
-    mean, most = pairs[0]
+    return join_pairs([_judge_forms(mean, most) for mean, most in pairs])
+
+
+def _judge_forms(mean: FloorVariant, most: FloorVariant) -> tuple[Outcome, str]:
+    """By one pair of `pair_forms`."""
     text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
     if unknown := _name_uncounted((mean, most)):
         return Outcome.OPEN, f"{unknown}: {text}"
@@ -215,12 +219,16 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
-    """The form with the mean and the other one, at one K and with one gate."""
+    """The form with the mean and the other one, of arms that differ in nothing else: K, gate and every other fix."""
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
     both = product(forms["mean"], forms["max"])
-    return [
-        (mean, most) for mean, most in both if _bonus_of(mean) == _bonus_of(most) and _gate_of(mean) == _gate_of(most)
-    ]
+    return [(mean, most) for mean, most in both if _leave_form_out(mean) == _leave_form_out(most)]
+
+
+def _leave_form_out(one: FloorVariant) -> dict[str, object]:
+    """Its parameters without the form, K and gate also where they are the defaults."""
+    own = {**one.parameters, BONUS: _bonus_of(one), "floor_gate": _gate_of(one)}
+    return {name: value for name, value in own.items() if name != "floor_form"}
 
 
 def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:

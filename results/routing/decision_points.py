@@ -133,9 +133,9 @@ DECISION_POINTS = (
         "The deficit is measured against the mean, rather than as K (max - mine) / max.",
         "defer",
         "at one K and one gate the form with the mean spreads the sessions and the other does not, or both do and it "
-        "is distinguishably better; fails for the opposite",
+        "is distinguishably better; fails for the opposite; undecided where two such pairs contradict each other",
         judge_form,
-        lambda floor: len(DISTINGUISHED_BY) if pair_forms(floor) else 0,
+        lambda floor: len(DISTINGUISHED_BY) * len(pair_forms(floor)),
     ),
     DecisionPoint(
         "D6",

@@ -352,6 +352,39 @@ def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estim
     assert (excluded in said.reason) == (answer is None)
 
 
+LEAST = {
+    "even": Estimate(0.3, 0.28, 0.32, launches=3), "cold": Estimate(0.02, 0.0, 0.04, launches=3),
+}  # fmt: skip
+"""Smallest shares of a D, an even one being a third, with intervals that have a p."""
+
+
+def of_form(form: str, k: int, least: str, **more: Any) -> FloorVariant:
+    parameters = {"load_floor_bonus": k, "floor_form": form, **more}
+    return variant(f"{form} {k}", parameters=parameters, **shares(LEAST[least], SAME))
+
+
+def test_every_pair_of_forms_answers_and_the_first_one_not_alone() -> None:
+    plain = variant("plain", **shares(COLD, None))
+    at_200 = of_form("mean", 200, "even"), of_form("max", 200, "cold")
+    at_50 = of_form("mean", 50, "cold"), of_form("max", 50, "cold")
+    alone, beside = answered(run_of(plain, *at_200))["D5"], answered(run_of(plain, *at_50, *at_200))["D5"]
+    assert (alone.outcome, beside.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
+    assert beside.reason.startswith("mean 200: smallest share"), "the pair that decides comes first"
+    assert "neither spreads the sessions: mean 50: smallest share" in beside.reason
+    assert alone.p is not None
+    assert beside.p == pytest.approx(2 * alone.p), "one of two pairs may decide"
+    turned = of_form("mean", 50, "cold"), of_form("max", 50, "even")
+    both = answered(run_of(plain, *turned, *at_200))["D5"]
+    assert (both.outcome, both.p) == (Outcome.UNDECIDED, 1.0)
+    assert both.reason.startswith("two pairs contradict each other: ")
+
+
+def test_two_forms_that_differ_in_another_fix_too_are_no_pair() -> None:
+    plain = variant("plain", **shares(COLD, None))
+    asked = answered(run_of(plain, of_form("mean", 200, "even"), of_form("max", 200, "cold", cold_bonus=9)))["D5"]
+    assert asked.outcome == Outcome.OPEN
+
+
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
     found = floor_of({"plain": ({}, spread((5, 5, 0), 1.2)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 1))})
     kept = found.variants[0].values["overlap_kept"]
