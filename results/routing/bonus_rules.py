@@ -253,6 +253,16 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
 
 
+def name_forms(floor: LoadFloor) -> list[str]:
+    """The labels of `pair_forms`."""
+    return [one.label for pair in pair_forms(floor) for one in pair]
+
+
+def name_grid(floor: LoadFloor) -> list[str]:
+    """The labels of the grid that D6 judges."""
+    return [one.label for one in _find_grid(floor)]
+
+
 def list_k(floor: LoadFloor) -> list[float]:
     """The K of the grid that D6 judges, ascending."""
     return sorted({_bonus_of(one) for one in _find_grid(floor)})
@@ -319,6 +329,21 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     if all(low is not None and low > 0 for low in least):
         return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {counts}"
     return Outcome.UNDECIDED, f"not distinguishable: {text}"
+
+
+def name_bonuses(floor: LoadFloor) -> list[str]:
+    """The labels with a bonus, and the one without a fix that they are held against."""
+    return [floor.reference, *(one.label for one in _list_bonuses(floor))]
+
+
+def name_shapes(floor: LoadFloor) -> list[str]:
+    """As `name_bonuses`, with the alternatives to the bonus."""
+    return [*name_bonuses(floor), *(one.label for one in floor.compared if _is_alternative(one))]
+
+
+def name_back_pressure(floor: LoadFloor) -> list[str]:
+    """The labels with back-pressure alone, and the one without a fix that they are held against."""
+    return [floor.reference, *(one.label for one in _list_back_pressure(floor))]
 
 
 def count_compared(floor: LoadFloor) -> int:

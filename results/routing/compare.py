@@ -19,6 +19,7 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
             one.judgement.name: _identify_judgement(analysis, one)
             for one in (*analysis.claims_by_load, *analysis.points_by_load)
         },
+        loads={one.judgement.name: one.over for one in (*analysis.claims_by_load, *analysis.points_by_load) if one.over},
         stated={
             "baseline": analysis.baseline,
             "trials": str(analysis.trials),

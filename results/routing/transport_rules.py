@@ -25,6 +25,16 @@ def judge_timeouts(floor: LoadFloor) -> tuple[Outcome, str]:
     return join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
 
 
+def name_timeouts(floor: LoadFloor) -> list[str]:
+    """The labels of the pairs that D2 judges."""
+    return [label for pair in floor.timeouts for label in (pair.short, pair.long)]
+
+
+def name_quarantines(floor: LoadFloor) -> list[str]:
+    """The labels of the pairs that Q1.D judges."""
+    return [label for pair in floor.quarantines for label in (pair.fewer, pair.more)]
+
+
 def join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     """What the pairs decide that do not contradict each other, those that decide first; open where every pair is."""
     outcomes = {outcome for outcome, _ in judged_pairs}

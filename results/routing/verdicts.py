@@ -15,7 +15,7 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.claim_rules import compare_policies, gate_claim, judge_direction, judge_within
 from results.routing.dominance import DOMINANCES, judge_dominance
-from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, strip_load
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, list_arms, strip_load
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair
@@ -133,6 +133,8 @@ JUDGED = frozenset(
     | {metric for one in DOMINANCES for metric in one.better}
 )
 """Metrics that the claims compare two policies in."""
+_OF_BASELINES = frozenset(one.id for one in DOMINANCES)
+"""Claims over every baseline that the run has."""
 KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
 """Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
 
@@ -159,16 +161,18 @@ def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> 
     """Every claim whose arms were run, under each load by itself; not yet corrected together."""
     migrating = [row for row in moves.migrations if not row.why_none]
     thrashing = [_judge_thrashing(migrating)] if migrating else []
+    baselines = [", ".join(name for name in BASELINES if arms.labels.get(name)) for arms in loads]
     paper = [
-        judge_under_load(what, claim, arms.measured, arms.load)
-        for arms in loads
+        judge_under_load(what, claim, arms.measured, arms.load, own if what in _OF_BASELINES else "")
+        for arms, own in zip(loads, baselines, strict=True)
         for what, claim in _judge_paper(arms, pairs)
     ]
     transfers = (
         LoadJudgement(f"{TRANSFER}: {strip_load(row.label)}", (row.label,), _judge_transfer(row, loads))
         for row in moves.recomputing
     )
-    return (*paper, *transfers, *(judge_whole_run("no thrashing", one) for one in thrashing))
+    over = list_arms(row.label for row in migrating)
+    return (*paper, *transfers, *(judge_whole_run("no thrashing", one, over) for one in thrashing))
 
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judgement]]:

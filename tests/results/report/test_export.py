@@ -190,15 +190,16 @@ def test_format_1_named_the_reference_rate_of_a_tax_and_states_its_rate_when_rea
     assert (unnamed.key, unnamed.id) == (read.key, "")
 
 
-def test_format_2_told_b_prime_from_phase_b_and_named_the_loads_of_a_trend_without_shapes(tmp_path: Path) -> None:
+def test_format_2_identified_loads_and_grids_less_well(tmp_path: Path) -> None:
     latency = {"table": "Latencies", "key": {"phase": "Bp"}, "estimate": {"value": 1.0}}
     named = {**latency, "id": "ttft_s p90 of plain in Bp at 64.0 req/s, 128x32"}
     facts = {"run": "monday", "experiment": "connector-tax"}
     loads = {"H1": "64 req/s, 512x32", "H5": "16 and 32 req/s"}
-    exported = {"format": 2, "comparable": {"facts": facts, "measures": [named, latency], "loads": loads}}
+    grid = {**latency, "id": "TTFT of the handover over the combined engine, grid of 6"}
+    exported = {"format": 2, "comparable": {"facts": facts, "measures": [named, latency, grid], "loads": loads}}
     RunLayout(tmp_path).comparable.write_text(json.dumps(exported))
     comparable = read_comparable(tmp_path)
-    assert [one.id for one in comparable.measures] == ["ttft_s p90 of plain in B at 64.0 req/s, 128x32", ""]
+    assert [one.id for one in comparable.measures] == ["ttft_s p90 of plain in B at 64.0 req/s, 128x32", "", ""]
     assert comparable.loads == {"H1": "64 req/s, 512x32"}
 
 

@@ -841,6 +841,17 @@ def test_the_numbers_of_a_bonus_have_their_bounds() -> None:
     assert re.search(r"the least clear: B: floor [^;]+ \[[^]]+\]", said["D7"].reason)
 
 
+def test_decision_points_name_the_arms_that_they_are_judged_over() -> None:
+    over = {one.what: one.over for one in judge_decision_points(arms_of_every_rule())}
+    assert over["D1"] == "B: floor 200, B: floor 200, max, B: floor 50, overlap first"
+    assert over["D2"] == "overlap first, overlap first, timeout 30 s"
+    assert over["D5"] == "B: floor 200, B: floor 200, max"
+    assert over["D6"] == "B: floor 200, B: floor 50"
+    assert over["Q1.E"] == "Q1.E: back-pressure, overlap first"
+    without = {one.what: one.over for one in judge_decision_points(run_of(variant("plain")))}
+    assert (without["D1"], without["D2"]) == ("plain", "")
+
+
 def test_refusals_are_counted_and_the_page_says_so() -> None:
     said = answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"]
     assert sentences_of([said])["D4"].endswith("(no interval: counted, not sampled).")
