@@ -141,6 +141,8 @@ class StepRecord:
 STEP_COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(StepRecord))
 STEP_FIELDS_US: tuple[str, ...] = tuple(name for name in STEP_COLUMNS if name.endswith("_us"))
 """Durations of a step."""
+STEP_SUMS_US = ("connector_total_us", "all_callbacks_us")
+"""What the analysis adds up of them (results.measures.step_durations)."""
 SAVE_FIELD_US = "wait_for_save_us"
 """Null too where a step did not call it, as most do not."""
 CHILD_FIELDS_US = ("child1_us", "child2_us")
