@@ -33,7 +33,7 @@ def build_comparable(analysis: LifecycleAnalysis) -> Comparable:
 
 
 def _name_grids(analysis: LifecycleAnalysis) -> dict[str, str]:
-    """What each criterion is judged over: 2 from its least N on, 4 each N with several C, the others every (C, N, O)."""
+    """What each criterion is judged over: 2 its N and above, 4 each N with several C, the others every (C, N, O)."""
     whole = {one.config.key for one in analysis.configs}
     contexts: dict[int, set[int]] = {}
     for prior_context, new_tokens, _ in whole:

@@ -41,7 +41,7 @@ class LoadJudgement:
     judgement: Judgement
     """With the load in its name, where the run has several."""
     over: str = ""
-    """The arms, baselines or swept loads that it is judged over, where `what` does not say them."""
+    """The arms, baselines or swept loads that it is judged over, where neither `what` nor the load says them."""
 
 
 def judge_under_load(

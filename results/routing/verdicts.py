@@ -15,7 +15,7 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.routing.claim_rules import compare_policies, gate_claim, judge_direction, judge_within
 from results.routing.dominance import DOMINANCES, judge_dominance
-from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, list_arms, strip_load
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, strip_load
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair
@@ -29,6 +29,8 @@ LOCALITY_WITHIN = 0.05
 """Affinity alone keeps the locality where its APC is at most this far below EAR's; the specification says `keeps`."""
 TRANSFER = "transfer against recomputing"
 """Begins the name of a claim that every policy which moves KV has for itself."""
+THRASHING = "no thrashing"
+"""One claim about all policies that migrate, under all loads."""
 LITTLE = 0.15
 """unified gains little over LMetric where its TTFT p90 is at most this share lower: our limit, above the 13.9 % that
 specs/routing_log states."""
@@ -171,8 +173,7 @@ def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> 
         LoadJudgement(f"{TRANSFER}: {strip_load(row.label)}", (row.label,), _judge_transfer(row, loads))
         for row in moves.recomputing
     )
-    over = list_arms(row.label for row in migrating)
-    return (*paper, *transfers, *(judge_whole_run("no thrashing", one, over) for one in thrashing))
+    return (*paper, *transfers, *(judge_whole_run(THRASHING, one) for one in thrashing))
 
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judgement]]:
@@ -277,7 +278,7 @@ def _judge_thrashing(migrating: Sequence[PolicyMigrations]) -> Judgement:
     unknown_of = [f"{label} ({rate.reason or 'not measured'})" for label, rate in rates.items() if rate.value is None]
     not_counted = f"not counted: {list_some(unknown_of)}" if unknown_of else ""
     return Judgement(
-        "no thrashing",
+        THRASHING,
         "no session migrates again within its cooldown",
         "holds where none did, under any policy; fails where a single one did",
         outcome,
