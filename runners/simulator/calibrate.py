@@ -30,10 +30,10 @@ from results.records.layout import RunLayout, beside_cell
 from results.records.schemas import CellRecord, RequestStatus
 from runners.errors import RunnerError
 from runners.samplers.engine_counters import read_baseline_shape
+from runners.simulator.calibration_gate import HeldOutCell, LoadErrors, RepeatedCell
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine, EngineModel
 from runners.simulator.engine_file import EngineFile
-from runners.simulator.gates import HeldOutCell, LoadErrors
 from runners.simulator.job import Job
 from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
 
@@ -144,11 +144,15 @@ class Calibration:
         return {load: self._compare_load(cells, metric) for load, cells in held_out.items()}
 
     def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
-        cells = []
+        cells = list[HeldOutCell]()
         for cell in held_out:
             repeats, error = self._list_repeats_of(cell, metric), cell.error(metric)
-            repetition = statistics.fmean(repeats) if repeats else None
-            cells += [] if error is None else [HeldOutCell(cell.launch, error, repetition)]
+            if error is None:
+                continue
+            if repeats:
+                cells.append(RepeatedCell(cell.launch, error, statistics.fmean(repeats)))
+            else:
+                cells.append(HeldOutCell(cell.launch, error))
         return LoadErrors(tuple(cells))
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:

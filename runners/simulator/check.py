@@ -34,17 +34,8 @@ from results.statistics.judgement import Judgement, Outcome
 from results.statistics.p_values import state_p
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
-from runners.simulator.gates import (
-    Contention,
-    LoadErrors,
-    LoadValues,
-    Rank,
-    held,
-    judge_apc,
-    judge_errors,
-    judge_rank,
-    measure_contention,
-)
+from runners.simulator.calibration_gate import LoadErrors, judge_errors
+from runners.simulator.gates import Contention, LoadValues, Rank, held, judge_apc, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity, compare_run
 
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)

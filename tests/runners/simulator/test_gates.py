@@ -23,17 +23,10 @@ from runners.cli import app
 from runners.errors import RunnerError
 from runners.simulator import check
 from runners.simulator.calibrate import calibrate
+from runners.simulator.calibration_gate import HeldOutCell, LoadErrors, RepeatedCell, judge_errors
 from runners.simulator.check import check_runs, judge_parity, read_values, record_gates
 from runners.simulator.engine_file import EngineFile, read_engine
-from runners.simulator.gates import (
-    HeldOutCell,
-    LoadErrors,
-    LoadValues,
-    judge_apc,
-    judge_errors,
-    judge_rank,
-    measure_contention,
-)
+from runners.simulator.gates import LoadValues, judge_apc, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity
 from runners.simulator.parity import Parity
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
@@ -141,10 +134,15 @@ def list_loads(
     `effects`: of the launches, each a factor less 1 on every simulated over measured.
     """
     again = dict(enumerate(repeats))
+
+    def make_cell(launch: int, error: float, repetition: float | None) -> HeldOutCell:
+        name = f"launch {launch}"
+        return HeldOutCell(name, error) if repetition is None else RepeatedCell(name, error, repetition)
+
     return [
         LoadErrors(
             tuple(
-                HeldOutCell(f"launch {launch}", (1 + error) * (1 + effect) - 1, again.get(number))
+                make_cell(launch, (1 + error) * (1 + effect) - 1, again.get(number))
                 for launch, effect in enumerate(effects)
             )
         )
@@ -214,12 +212,12 @@ def test_what_launches_differ_by_widens_the_interval_and_fewer_than_three_give_n
 def test_a_load_of_one_launch_does_not_show_how_little_launches_differ() -> None:
     """A sweep measures its loads in one launch, which then is no farther from their means than 0."""
     shared = list_loads(CLOSE, REPEATS, effects=(0.12, 0.0, 1 / 1.12 - 1))
-    sweep = [LoadErrors((HeldOutCell("sweep", error, 0.01),)) for error in CLOSE]
+    sweep = [LoadErrors((RepeatedCell("sweep", error, 0.01),)) for error in CLOSE]
     bias = judge_errors("ttft_p90_s", [*shared, *sweep]).measured
     assert bias.basis == "over 8 loads and 4 launches"
     weight = math.sqrt(3 * (1 / 6) ** 2 + (1 / 2) ** 2)
     assert bias.high == pytest.approx(math.exp(4.303 * math.log(1.12) * weight) - 1, rel=0.02)
-    apart = [LoadErrors((HeldOutCell(f"sweep {launch}", error, 0.01),)) for launch in range(3) for error in CLOSE]
+    apart = [LoadErrors((RepeatedCell(f"sweep {launch}", error, 0.01),)) for launch in range(3) for error in CLOSE]
     gate = judge_errors("ttft_p90_s", apart)
     assert (gate.outcome, gate.measured.low) == (Outcome.UNDECIDED, None)
     assert gate.reason.startswith("0 launches share a load with another: an interval needs 3: bias")
@@ -229,7 +227,7 @@ def test_noise_of_the_real_cells_alone_is_no_bias() -> None:
     """Real cells that are 30 % above and below an exact model: the mean of the errors would be +3.4 %."""
     loads = [
         LoadErrors(
-            tuple(HeldOutCell(f"launch {number}", error, 0.3) for number, error in enumerate((0.3, 1 / 1.3 - 1)))
+            tuple(RepeatedCell(f"launch {number}", error, 0.3) for number, error in enumerate((0.3, 1 / 1.3 - 1)))
         )
         for _ in range(3)
     ]
