@@ -222,6 +222,11 @@ def end_on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    accept_sigterm()
+
+
+def accept_sigterm() -> None:
+    """In the child: handle SIGTERM from now on, also one that came while it started; `start_child` has it blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

@@ -1,7 +1,7 @@
 """`python -m runners.simulator` runs one simulation after another; each line of its standard input is a SimulationTask.
 
-Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. It ends at once when its
-standard input, a pipe from the parent, reaches its end: the parent died, or has no more simulations.
+Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. SIGTERM ends it at once. So
+does the end of its standard input, a pipe from the parent: the parent died, or has no more simulations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import msgspec
 
-from runners.child_process import STDIN, ChildFailure, ParentPipe, read_spec
+from runners.child_process import STDIN, ChildFailure, ParentPipe, accept_sigterm, read_spec
 from runners.errors import ExitCode, RunnerError
 from runners.simulator.simulate import simulate
 from runners.simulator.spec import (
@@ -32,6 +32,7 @@ READ_BYTES = 4096
 
 def main() -> NoReturn:
     """Run simulations until standard input ends, which ends the process."""
+    accept_sigterm()  # before the thread begins, which inherits what is blocked
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     parent = ParentPipe()
