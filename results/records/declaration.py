@@ -26,6 +26,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """From the JSON object of one version to that of the next."""
 
 UNITS: Mapping[str, str] = {
+    "bytes_per_s": "B/s",
     "per_s": "1/s",
     "gbps": "Gbit/s",
     "percent": "%",

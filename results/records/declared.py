@@ -43,6 +43,7 @@ from results.records.routing_cells import (
 )
 from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
+from results.records.simulation_spec import EngineModel, Link, SimulationSpec, StepTime
 from results.records.skipped_cells import SkippedCell
 from results.records.trace_lines import LineCounts, PackedTurn, StatedFacts, TraceHeader, TraceLine
 from results.records.transfer_log import ProbeEvent, ProbeStatus
@@ -120,6 +121,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(RouterSpec, (f"{ATTEMPT}router.spec.json", f"{LIFECYCLE}engines/<start>/router.spec.json")),
     *declare_inside(RouterSpec, InstanceSpec, BindingRules, Prewarm, HealthRules, Limits, TransferRules),
     *declare_inside(InstanceSpec, KvEndpoint),
+    Declared(SimulationSpec, (f"{ATTEMPT}simulation.spec.json",)),
+    *declare_inside(SimulationSpec, EngineModel, Link),
+    *declare_inside(EngineModel, StepTime),
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
@@ -205,9 +209,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
             ("fork_server.log", "Output of the process that the engines were forked from."),
             ("rings/<launch>/engine_step.<role>.<pid>.ring", "The step probe's ring (results/records/rings.py)."),
         )
-    ),
-    OtherFile(
-        f"{ATTEMPT}simulation.spec.json", "A simulation's options: `SimulationSpec` (runners/simulator/spec.py)."
     ),
     *(
         OtherFile(name, _ANALYZED)

@@ -15,17 +15,10 @@ from typing import NoReturn
 
 import msgspec
 
-from runners.child_process import STDIN, ChildFailure, ParentPipe, accept_sigterm, read_spec
+from runners.child_process import STDIN, ChildFailure, ParentPipe, accept_sigterm
 from runners.errors import ExitCode, RunnerError
+from runners.simulator.messages import SimulationLine, SimulationTask, SimulationTick, read_simulation_spec
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import (
-    SPEC_VERSION,
-    SimulationError,
-    SimulationLine,
-    SimulationSpec,
-    SimulationTask,
-    SimulationTick,
-)
 
 READ_BYTES = 4096
 
@@ -49,7 +42,7 @@ def _run_task(task: SimulationTask, parent: ParentPipe) -> SimulationLine:
         parent.write_line(SimulationLine(tick=tick))
 
     try:
-        spec = read_spec(Path(task.spec), SimulationSpec, "simulation spec", SimulationError, SPEC_VERSION)
+        spec = read_simulation_spec(Path(task.spec))
         return SimulationLine(outcome=simulate(spec, send_tick, task.pace))
     except RunnerError as error:
         return SimulationLine(failure=ChildFailure.of(error))

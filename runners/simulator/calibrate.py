@@ -28,14 +28,15 @@ from results.measures.step_durations import steps_in_window
 from results.records.frames import Gap, read_cell, read_requests, read_steps
 from results.records.layout import RunLayout, beside_cell
 from results.records.schemas import CellRecord, RequestStatus
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.errors import RunnerError
 from runners.samplers.engine_counters import read_baseline_shape
 from runners.simulator.calibration_gate import HeldOutCell, LoadErrors, RepeatedCell
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.engine import Engine
 from runners.simulator.engine_file import EngineFile
 from runners.simulator.job import Job
-from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
+from runners.simulator.step_time import STEADY, Noise, ResidualNoise, scale_step
 
 FEWEST_STEPS = 100
 OUTLIERS = 0.99
@@ -346,7 +347,7 @@ def compare_cells(
 
 def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
     """Simulate the cell's arrivals with these residuals as noise, and again with slower steps."""
-    slower = msgspec.structs.replace(model, step=model.step.scale(SLOWER))
+    slower = msgspec.structs.replace(model, step=scale_step(model.step, SLOWER))
     measured = _measure_p90s(cell, cell.requests)
     simulated, later = (_simulate_p90s(cell, one, residuals) for one in (model, slower))
     steepness = [

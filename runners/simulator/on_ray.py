@@ -17,16 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from results.records.simulation_spec import SimulationSpec
 from runners.child_process import ChildFailure, write_spec
 from runners.errors import RunnerError
+from runners.simulator.messages import SimulationError, SimulationLine, SimulationOutcome, SimulationTick
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import (
-    SimulationError,
-    SimulationLine,
-    SimulationOutcome,
-    SimulationSpec,
-    SimulationTick,
-)
 
 RETRIES = 10
 """How often Ray runs a task again whose node or process was lost."""
@@ -105,7 +100,7 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
         here = Path(folder)
         paths = [here / name for name in ("trace", "requests", "decisions", "samples")]
         paths[0].write_bytes(trace)
-        local = msgspec.structs.replace(
+        local = replace(
             spec,
             replay=replace(spec.replay, trace_path=str(paths[0]), requests_path=str(paths[1])),
             router=replace(spec.router, decisions_path=str(paths[2]) if spec.router.decisions_path else ""),

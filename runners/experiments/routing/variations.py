@@ -12,10 +12,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
+from results.records.simulation_spec import Link
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model, shape_model
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile, Link, engine_names
+from runners.simulator.engine_file import EngineFile, engine_names
 
 OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
@@ -134,7 +135,7 @@ def vary_engine(engine: EngineFile, variation: str) -> EngineFile:
     if name in model.step.__struct_fields__:
         model = msgspec.structs.replace(model, step=_scale_field(model.step, name, factor))
         return msgspec.structs.replace(engine, model=model)
-    if name in model.__struct_fields__ and isinstance(getattr(model, name), int | float):
+    if name in model.__struct_fields__ and type(getattr(model, name)) in (int, float):
         return msgspec.structs.replace(engine, model=_scale_field(model, name, factor))
     if link is not None and name in link.__struct_fields__:
         return msgspec.structs.replace(engine, link=_scale_field(link, name, factor))

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
 from results.records.schemas import CellRecord
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.cli import app
 from runners.cli.simulate import calibration_tables
 from runners.errors import RunnerError
@@ -42,9 +43,8 @@ from runners.simulator.calibrate import (
     simulate_cell,
 )
 from runners.simulator.check import _join_loads
-from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
-from runners.simulator.step_time import Noise, ResidualNoise, StepTime, draw_residuals
+from runners.simulator.step_time import Noise, ResidualNoise, StepWork, draw_residuals, predict_step_s
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
 
@@ -70,7 +70,9 @@ def test_the_fit_finds_the_coefficients_that_made_the_steps() -> None:
     prefill = np.where(draw.random(4000) < 0.3, draw.integers(1, 2000, 4000), 0).astype(float)
     decode = draw.integers(0, 60, 4000).astype(float)
     true = StepTime(0.002, 3e-5, 1e-4)
-    exact_s = np.array([true.step_s(int(p), 0.0, int(d), 0) for p, d in zip(prefill, decode, strict=True)])
+    exact_s = np.array(
+        [predict_step_s(true, StepWork(int(p), 0.0, int(d), 0)) for p, d in zip(prefill, decode, strict=True)]
+    )
     step, count, mape = fit_steps(short(prefill, decode, exact_s * draw.lognormal(0.0, 0.05, 4000)))
     assert step.base_s == pytest.approx(true.base_s, rel=0.03)
     assert step.prefill_token_s == pytest.approx(true.prefill_token_s, rel=0.03)
@@ -123,7 +125,10 @@ def test_long_prompts_and_answers_take_longer_than_their_tokens_alone() -> None:
         prefill, decode = np.tile([0.0, float(length)], 500), draw.integers(1, 30, 1000).astype(float)
         context, read = prefill * (length + 1) / 2, decode * (length + 16)
         exact_s = np.array(
-            [true.step_s(int(p), c, int(d), int(r)) for p, c, d, r in zip(prefill, context, decode, read, strict=True)]
+            [
+                predict_step_s(true, StepWork(int(p), c, int(d), int(r)))
+                for p, c, d, r in zip(prefill, context, decode, read, strict=True)
+            ]
         )
         works.append(BusySteps(prefill, decode, context, read, exact_s * draw.lognormal(0.0, 0.02, 1000)))
     step, _, _ = fit_steps(join_steps(works))

@@ -14,13 +14,14 @@ import msgspec
 import psutil
 import pytest
 
+from results.records.simulation_spec import SimulationSpec
 from runners.load.replay_plan import ReplayPlan
 from runners.simulator.backends import LocalSimulations
 from runners.simulator.engine import Engine
 from runners.simulator.fleet import Fleet
+from runners.simulator.messages import SimulationError, SimulationOutcome
 from runners.simulator.replay import SimulatedReplay
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
 from runners.simulator.workload import Workload
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace

@@ -64,7 +64,12 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("coefficient", "message"),
-    [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0"), ("kv_capacity_tokens", "changes nothing")],
+    [
+        ("prefill_speed", "no coefficient"),
+        ("async_scheduling", "no coefficient"),
+        ("prefill_context_s", "is 0"),
+        ("kv_capacity_tokens", "changes nothing"),
+    ],
 )
 def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
     setting = "engine.kv_cache_memory_bytes=20615843020"
