@@ -160,7 +160,7 @@ def calibrate(
     run: RunArg = None,
     config: Annotated[str, typer.Option("--config", "-c", help="Fit the engine of this connector config.")] = "plain",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the engine model to this file.")
+        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the engine model to this file.")
     ] = None,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
@@ -178,6 +178,8 @@ def calibrate(
     from runners.cli.folders import artifacts_of
     from runners.simulator.calibrate import calibrate as fit_run
 
+    if out is not None and out.suffix != ".json":
+        raise RunnerError(f"--out {out}: the engine model is written as JSON", remedy="name a file that ends in .json")
     calibration = fit_run(artifacts_of(run, workspace), config)
     if out is not None:
         from results.records.layout import write_atomic

@@ -431,6 +431,10 @@ def _check_grid(grid: Grid, where: str) -> None:
             grid.simulation is not None and grid.simulation.lowest < 0,
             "simulation.step_noise, .expected_cell_s, .contention and .router_latency_s must not be below 0",
         ),
+        (
+            grid.simulation is not None and grid.router.index == "events",
+            "simulated engines send no KV events: router.index must be approximate",
+        ),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
 

@@ -397,6 +397,14 @@ def test_another_config_or_a_run_without_cells_is_refused(run: Path, tmp_path: P
         calibrate(tmp_path)
 
 
+def test_a_model_is_not_written_to_a_file_that_a_simulation_would_read_as_toml(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    refused = CliRunner().invoke(app, ["simulate", "calibrate", str(run), "--out", str(out)]).exception
+    assert isinstance(refused, RunnerError)
+    assert "ends in .json" in refused.remedy
+    assert not out.exists()
+
+
 def test_the_command_writes_a_model_that_a_simulation_reads(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
     done = CliRunner().invoke(app, ["simulate", "calibrate", str(run), "--out", str(out)])

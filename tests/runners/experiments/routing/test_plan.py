@@ -358,6 +358,7 @@ def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
         (("unified", "unified"), [], "same label"),
         (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
         (("unified",), ["engine.scheduling=random"], "scheduling"),
+        (("unified",), ["router.index=events", "simulation.step_noise=0.0"], "simulated engines send no KV events"),
         # rules for moving KV
         (("unified",), ["router.transfer.timeout=3"], "timeout"),
         (("unified",), ["router.transfer.leg_priority=-1"], "leg_priority is now called priority"),
