@@ -25,6 +25,7 @@ from scipy.optimize import nnls
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.measures.requests import latency_samples
 from results.measures.step_durations import steps_in_window
+from results.records.count import format_count
 from results.records.frames import Gap, read_cell, read_requests, read_steps
 from results.records.layout import RunLayout, beside_cell
 from results.records.schemas import CellRecord, RequestStatus
@@ -167,7 +168,8 @@ def calibrate(run: Path, config: str = BASELINE) -> Calibration:
     cells = sorted(read_cells(run, config), key=lambda cell: cell.order)
     if len(cells) < 2:
         raise RunnerError(
-            f"{run.name} has {len(cells)} cells of {config} with steps and requests; two are the least",
+            f"{run.name} has {format_count(len(cells), 'cell', 'cells')} of {config} with steps and requests; two are "
+            "the least",
             remedy="name a run of connector-tax with several rates, or another --config",
         )
     fitting = cells[::2]

@@ -182,10 +182,13 @@ def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     different = sum(parity.different for parity in compared)
     unsure = sum(sum(parity.unsure.values()) for parity in compared)
     from_log = sum(parity.without_index for parity in compared)
-    text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
+    cells_compared = format_count(len(compared), "cell", "cells")
+    text = f"{decisions - different} of {decisions} decisions in {cells_compared} are equal"
     text += f"; {unsure} cannot be compared" if unsure else ""
     whole = [cell for cell in cells if cell.parity is None]
-    text += f"; {len(whole)} cells cannot be compared ({whole[0].cell}: {whole[0].reason})" if whole else ""
+    if whole:
+        count = format_count(len(whole), "cell", "cells")
+        text += f"; {count} cannot be compared ({whole[0].cell}: {whole[0].reason})"
     text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
     text += _name_first_difference(cells)
     if not different and decisions < FEWEST_DECISIONS:

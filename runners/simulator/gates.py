@@ -217,9 +217,10 @@ def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:
 
 def _why_not_judged(loads: int, policies: int, tested: int, apart: int) -> str:
     if policies < FEWEST_POLICIES or loads < FEWEST_LOADS:
+        counts = f"{format_count(policies, 'policy', 'policies')} under {format_count(loads, 'load', 'loads')}"
         return (
-            f"{policies} policies under {loads} loads were both measured and simulated; {FEWEST_POLICIES} policies and "
-            f"{FEWEST_LOADS} loads are the least"
+            f"{counts} were both measured and simulated; {FEWEST_POLICIES} policies and {FEWEST_LOADS} loads are the "
+            "least"
         )
     if not tested:
         return f"no pair of policies has {MIN_PAIRED} trials in common"
