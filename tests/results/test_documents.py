@@ -47,6 +47,7 @@ HELD: Mapping[str, set[str]] = {
     "pd-lifecycle": LAUNCHED
     | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"}
     | {"RouterSpec"},
+    "capacity": {"RunPlan", "TraceRecord", "TraceHeader", "TraceLine", "PointRecord"},
 }
 """By golden run: records that its JSON files hold."""
 DECLARED = list_declared()

@@ -232,7 +232,7 @@ def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.error for cell in first.cells] == pytest.approx((0.5, 2.0))
-    assert [cell.repetition for cell in first.cells] == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
+    assert [cell.repetition for cell in first.repeated] == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
     assert [cell.error for cell in second.cells] == pytest.approx((-0.5,))
     assert second.repeated == ()
     twice = _join_loads([Calibration(engine, 100, 0.1, cells)] * 2, "ttft_s", near_saturation=False)
@@ -271,7 +271,7 @@ def test_a_held_out_cell_is_compared_with_its_own_repetition_alone() -> None:
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.error for cell in load.cells] == pytest.approx((0.5, -0.25, 2.0, 0.5))
     every_other = (0.5 + 0.0 + 1.0 + 0.5) / 4
-    assert [cell.repetition for cell in load.cells] == pytest.approx((0.5, 0.75, 1.0, every_other))
+    assert [cell.repetition for cell in load.repeated] == pytest.approx((0.5, 0.75, 1.0, every_other))
 
 
 def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
@@ -288,7 +288,7 @@ def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.launch for cell in load.cells] == ["run/plain-1", "run/plain-1", "run/plain-2"]
-    assert [cell.repetition for cell in load.cells] == pytest.approx((1.0, 1.0, 0.5))
+    assert [cell.repetition for cell in load.repeated] == pytest.approx((1.0, 1.0, 0.5))
 
 
 def test_a_cell_whose_client_fell_behind_is_neither_fitted_nor_compared(run_twice: Path) -> None:

@@ -458,9 +458,7 @@ def test_a_spec_of_the_first_version_is_read(is_router_older: bool, trace: Path,
         ({"residuals": ((1.0, 0.0),)}, "a factor that is not above 0"),
     ],
 )
-def test_a_spec_that_cannot_be_is_refused(
-    changes: dict[str, Any], message: str, trace: Path, tmp_path: Path
-) -> None:
+def test_a_spec_that_cannot_be_is_refused(changes: dict[str, Any], message: str, trace: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=message) as refused:
         replace(make_spec(trace, "sticky", tmp_path), **changes)
     assert refused.value.remedy
