@@ -6,6 +6,7 @@ Every node needs the same version of Tracon, with its extra `ray`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -112,7 +113,9 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
             failure = ChildFailure.of(error)
             return RemoteEnd(msgspec.json.encode(SimulationLine(failure=failure)), b"", b"", b"")
         written = (zlib.compress(path.read_bytes(), 1) if path.exists() else b"" for path in paths[1:])
-        return RemoteEnd(msgspec.json.encode(line), *written)
+        end = RemoteEnd(msgspec.json.encode(line), *written)
+    gc.collect()  # what a simulation leaves is in cycles, which its worker would hold until the next task
+    return end
 
 
 def take_end(end: RemoteEnd, spec: SimulationSpec) -> SimulationOutcome:
