@@ -160,7 +160,7 @@ def calibrate(
     run: RunArg = None,
     config: Annotated[str, typer.Option("--config", "-c", help="Fit the engine of this connector config.")] = "plain",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.json", help="Write the engine model to this file.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the engine model as JSON to this file.")
     ] = None,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
