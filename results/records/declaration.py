@@ -134,6 +134,17 @@ def decode_versioned(
     `unstated`: of a record without a version; None = it has the present one. `key`: of the version in the record.
     Raises msgspec.DecodeError (also msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
     """
+    return msgspec.convert(upgrade_row(raw, version, upgrades, unstated, key), record)
+
+
+def upgrade_row(
+    raw: bytes,
+    version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+    unstated: int | None = None,
+    key: str = "version",
+) -> dict[str, Any]:
+    """The JSON object in `raw`, brought to `version`; arguments and errors as in `decode_versioned`."""
     try:
         row = msgspec.json.decode(raw, type=dict[str, Any])
     except RecursionError as error:
@@ -148,7 +159,24 @@ def decode_versioned(
             row = upgrade(row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise msgspec.DecodeError(f"{key} {written} without or with another {error}") from error
-    return msgspec.convert(row, record)
+    return row
+
+
+def explain_unknown_field(row: object, known: object, where: str = "it") -> str:
+    """The first field of a JSON value that its record does not have, in a sentence; empty = the record has them all.
+
+    `known`: the record that was read from it, as builtin objects with every field. Raises RecursionError.
+    """
+    if isinstance(row, dict) and isinstance(known, dict):
+        for name in row:
+            if name not in known:
+                return f"{where} has no field {name}; it has {', '.join(known)}"
+        inside = [(row[name], known[name], name if where == "it" else f"{where}.{name}") for name in row]
+    elif isinstance(row, list) and isinstance(known, list | tuple):
+        inside = [(one, other, f"{where}[{index}]") for index, (one, other) in enumerate(zip(row, known, strict=True))]
+    else:
+        return ""
+    return next((text for part in inside if (text := explain_unknown_field(*part))), "")
 
 
 class UnknownVersion(Exception):

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from results.records.declaration import explain_unknown_field
 from results.records.router_spec import InstanceSpec
 from runners.router.cluster import Cluster
 from runners.router.counts import Held, metrics_page
@@ -231,9 +232,14 @@ class Pages:
             connection.refuse(415, "an instance is added with content-type application/json", "bad_request")
             return False
         try:
-            instance = msgspec.json.decode(request.body, type=InstanceSpec)
+            row = msgspec.json.decode(request.body)
+            instance = msgspec.convert(row, InstanceSpec)
+            unknown = explain_unknown_field(row, msgspec.to_builtins(instance))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             connection.refuse(400, f"not an instance: {error}", "bad_request")
+            return False
+        if unknown:
+            connection.refuse(400, f"not an instance: {unknown}", "bad_request")
             return False
         await self._fleet.add_instance(instance)
         return True
