@@ -32,7 +32,8 @@ from runners.router.counts import Held, metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
 from runners.router.messages import RouterError
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic

@@ -34,7 +34,8 @@ from runners.router.response_facts import (
     pause_s,
     read_error_event,
 )
-from runners.router.server.front import ClientConnection, HttpRequest, status_line
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
