@@ -181,10 +181,11 @@ class InstanceConnection(asyncio.Protocol):
         if caller is None:  # bytes that belong to no request: the framing is lost
             self.drop_connection()
             return
+        size = len(data)
         if (
             self._between_chunks
-            and len(data) <= LONE_CHUNK_LIMIT_BYTES
-            and data.startswith(_SIZE_LINES[len(data)])
+            and size <= LONE_CHUNK_LIMIT_BYTES
+            and data.startswith(_SIZE_LINES[size])
             and data.endswith(b"\r\n")
         ):
             caller.t_read_s = monotonic()

@@ -75,6 +75,14 @@ def test_idle_ties_pin_the_first_instance_only_where_that_is_asked_for() -> None
     assert decision.tie_break == "a, b, c, d are equal on work_x_requests (0); decided by turns_away"
 
 
+@pytest.mark.parametrize(("tokens_of_b", "decided"), [(5, "turns_away"), (7, "ongoing_tokens")])
+def test_the_key_that_separates_the_pick_from_its_nearest_rival_decided(tokens_of_b: int, decided: str) -> None:
+    loads = load("a", ot=5), load("b", ot=tokens_of_b), load("c", ot=9), load("d", bs=1)
+    decision = LoadOnly().decide(ask(), view(*loads))
+    assert decision.instance == "a"
+    assert decision.tie_break == f"a, b, c are equal on num_requests (0); decided by {decided}"
+
+
 def test_leastwork_counts_work_that_is_left_not_requests() -> None:
     decision = LeastWork().decide(ask(1000, {"b": 900}, turn=1), view(load("a", pp=200), load("b", bs=7, pp=900)))
     assert scores(decision)["a"][0] == 1200
