@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from time import monotonic, perf_counter_ns
 from typing import Protocol, cast
 
@@ -403,7 +404,8 @@ class Pool:
         self._host = f" HTTP/1.1\r\nhost: {target.host}\r\n".encode()
         self._connect_s = connect_s
         self._tls = ssl.create_default_context() if target.tls else None
-        self._idle: list[InstanceConnection] = []
+        self._idle: dict[InstanceConnection, None] = {}
+        """The longest idle first; as a list, each of thousands that close would be searched in all others."""
         self._connections: set[InstanceConnection] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
@@ -418,7 +420,7 @@ class Pool:
         """Send a request; the caller's methods receive its response. Never blocks."""
         idle, oldest_s = self._idle, monotonic() - IDLE_S
         while idle:
-            connection = idle.pop()
+            connection, _ = idle.popitem()
             if connection.usable and connection.t_idle_s >= oldest_s:
                 connection.send_request(caller, payload, pooled=True)
                 return
@@ -438,17 +440,17 @@ class Pool:
 
     def give_back(self, connection: InstanceConnection) -> None:
         connection.t_idle_s = monotonic()
-        self._idle.append(connection)
+        self._idle[connection] = None
 
     def forget_connection(self, connection: InstanceConnection) -> None:
         self._connections.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
+        self._idle.pop(connection, None)
 
     def close_idle(self) -> None:
         oldest_s = monotonic() - IDLE_S
-        while self._idle and self._idle[0].t_idle_s < oldest_s:
-            self._idle.pop(0).drop_connection()
+        for connection in tuple(takewhile(lambda one: one.t_idle_s < oldest_s, self._idle)):
+            del self._idle[connection]
+            connection.drop_connection()
 
     def close(self) -> None:
         """Drop all connections; requests in flight must have been ended before."""
