@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from results.records.router_spec import InstanceSpec
 from runners.router.breaker import BreakerState
+from runners.router.prefix_index import PrefixIndex
 from tests.runners.router.routers import (
     FAST,
     SHORT,
@@ -147,19 +150,42 @@ async def test_an_instance_whose_process_hangs_is_found_by_its_probes() -> None:
         assert routed.available() == {"b"}
 
 
-async def test_an_instance_that_was_only_silent_keeps_its_sessions_and_what_it_holds(tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "unified", folder=tmp_path) as routed:
+@pytest.mark.parametrize("capacity", [4096, None])
+async def test_an_instance_that_was_only_silent_keeps_its_sessions_and_what_it_holds(
+    capacity: int | None, tmp_path: Path
+) -> None:
+    """Also where the router asks the engine for its capacity: it asks again, and learns nothing new."""
+    async with instances("a", "b") as (a, b), contextlib.AsyncExitStack() as stack:
+        for one in (a, b):
+            one.metrics = 'vllm:cache_config_info{block_size="4",engine="0",num_gpu_blocks="1024"} 1.0\n'
+        specs = tuple(InstanceSpec(one.name, one.url, kv_capacity_tokens=capacity, block_tokens=4) for one in (a, b))
+        routed = await stack.enter_async_context(router([a, b], "unified", folder=tmp_path, instances=specs))
         prompt = list(range(64))
         owner = by(await routed.post("s", prompt=prompt))
         silent = a if owner == "a" else b
         silent.health_hangs = True
         await until(lambda: owner not in routed.available())
         silent.health_hangs = False
-        await until(lambda: owner in routed.available())
+        await until(lambda: owner in routed.available() and not routed.server._fleet._asking)
         assert by(await routed.post("s", prompt=prompt)) == owner
         record = (await routed.records(2))[1]
         assert record.request.owner == owner
         assert record.request.cached_tokens[owner] == 60
+
+
+async def test_an_instance_that_came_back_with_another_capacity_is_another_process() -> None:
+    page = 'vllm:cache_config_info{{block_size="4",engine="0",num_gpu_blocks="{}"}} 1.0\n'
+    async with instances("a") as (a,):
+        a.metrics = page.format(1024)
+        async with router([a], instances=(InstanceSpec("a", a.url, block_tokens=4),)) as routed:
+            await routed.post(prompt=list(range(64)))
+            a.health_hangs, a.metrics = True, page.format(512)
+            await until(lambda: not routed.available())
+            a.health_hangs = False
+            await until(lambda: routed.load("a").kv_capacity_tokens == 2048)
+            index = routed.server._fleet.indexes["a"]
+            assert isinstance(index, PrefixIndex)
+            assert (len(index), index.capacity_blocks) == (0, 512)
 
 
 async def test_a_stream_that_stands_still_is_ended_with_a_reason() -> None:
