@@ -12,7 +12,7 @@ import pytest
 
 from launch.environment import Engine, capture
 from results.records.decisions import DecisionRecord
-from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
+from results.records.declaration import Field, UnknownVersion, decode_versioned, explain_unknown_field, fields_of
 from results.records.declared import DECLARED
 from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
@@ -164,6 +164,21 @@ def test_each_old_version_has_one_upgrade_to_the_next() -> None:
         decode_versioned(b'{"version": 1}', Third, 3, UPGRADES)
     with pytest.raises(msgspec.DecodeError):
         decode_versioned(b'{"width_s": "x", "version": 3}', Third, 3, UPGRADES)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"a": 1, "b": {"c": 2}, "d": [{"e": 3}, {}]}, ""),
+        ({"b": {"x": {"y": 1}}}, "b has no field x; it has c"),
+        ({"d": [{"e": 3}, {"f": 3}]}, "d[1] has no field f; it has e"),
+        ({"z": 1, "y": 2}, "it has no field z; it has a, b, d"),
+        ([1], ""),
+    ],
+)
+def test_a_field_that_its_record_does_not_have_is_named_with_those_that_it_has(row: object, sentence: str) -> None:
+    known = {"a": 0, "b": {"c": 0}, "d": ({"e": 0}, {"e": 0})}
+    assert explain_unknown_field(row, known) == sentence
 
 
 def test_a_type_that_no_column_holds_is_refused() -> None:
