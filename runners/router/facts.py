@@ -12,6 +12,7 @@ import re
 
 import msgspec
 import simdjson
+from xxhash import xxh3_128_hexdigest
 
 from runners.router.prefix_index import TOKEN_BYTES, byte_keys
 
@@ -166,12 +167,19 @@ def _read_value(raw: msgspec.Raw) -> object:
 
 
 def session_name(value: object) -> str:
-    """The session id in a text or a number, cut to SESSION_LIMIT characters; empty for any other value."""
+    """The session id in a text or a number, of at most SESSION_LIMIT characters; empty for any other value.
+
+    A longer one is cut and ends in a hash of the whole: ids that only begin alike are different sessions.
+    """
     if isinstance(value, bytes):
         value = _decode_header(value)
     elif isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    return value.strip()[:SESSION_LIMIT] if isinstance(value, str) else ""
+    name = value.strip() if isinstance(value, str) else ""
+    if len(name) <= SESSION_LIMIT:
+        return name
+    end = f"~{xxh3_128_hexdigest(name.encode('utf-8', 'surrogatepass'))}"
+    return name[: SESSION_LIMIT - len(end)] + end
 
 
 def _decode_header(value: bytes) -> str:
