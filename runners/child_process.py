@@ -211,7 +211,7 @@ def read_spec(
     try:
         row = upgrade_row(path.read_bytes(), version, upgrades, unstated=1)
         spec = msgspec.convert(row, kind)
-        unknown = explain_unknown_field(row, {"version": version} | msgspec.to_builtins(spec))
+        unknown = explain_unknown_field(row, msgspec.to_builtins(spec) | {"version": version})
     except OSError as error:
         raise refusal(f"{what} {path}: {error.strerror}", remedy=f"Give the path of a {what} (JSON).") from error
     except SpecError as error:

@@ -267,7 +267,9 @@ async def measure(
     arrivals = list_arrivals(truths)
     prompts = {truth.request_id: truth.prompt for rows in truths.values() for truth in rows}
     if not picks:
-        raise SystemExit(f"{policy}, {processes} processes: no request was routed, {failed} failed: nothing is measured")
+        raise SystemExit(
+            f"{policy}, {processes} processes: no request was routed, {failed} failed: nothing is measured"
+        )
     known = [record for record in picks if record.request.request in prompts]
     return Row(
         policy, processes, len(picks), failed, measure_loads(picks, processes), measure_index(known, arrivals, prompts)
