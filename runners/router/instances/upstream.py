@@ -404,8 +404,9 @@ class Pool:
         self._host = f" HTTP/1.1\r\nhost: {target.host}\r\n".encode()
         self._connect_s = connect_s
         self._tls = ssl.create_default_context() if target.tls else None
-        self._idle: dict[InstanceConnection, None] = {}
-        """The longest idle first; as a list, each of thousands that close would be searched in all others."""
+        self._idle: list[InstanceConnection] = []
+        """The longest idle first. One that was closed stays until it is taken or expires: to search each of thousands
+        that close at once among all others would stop every stream."""
         self._connections: set[InstanceConnection] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
@@ -420,7 +421,7 @@ class Pool:
         """Send a request; the caller's methods receive its response. Never blocks."""
         idle, oldest_s = self._idle, monotonic() - IDLE_S
         while idle:
-            connection, _ = idle.popitem()
+            connection = idle.pop()
             if connection.usable and connection.t_idle_s >= oldest_s:
                 connection.send_request(caller, payload, pooled=True)
                 return
@@ -440,16 +441,16 @@ class Pool:
 
     def give_back(self, connection: InstanceConnection) -> None:
         connection.t_idle_s = monotonic()
-        self._idle[connection] = None
+        self._idle.append(connection)
 
     def forget_connection(self, connection: InstanceConnection) -> None:
         self._connections.discard(connection)
-        self._idle.pop(connection, None)
 
     def close_idle(self) -> None:
         oldest_s = monotonic() - IDLE_S
-        for connection in tuple(takewhile(lambda one: one.t_idle_s < oldest_s, self._idle)):
-            del self._idle[connection]
+        expired = list(takewhile(lambda one: one.t_idle_s < oldest_s, self._idle))
+        del self._idle[: len(expired)]
+        for connection in expired:
             connection.drop_connection()
 
     def close(self) -> None:

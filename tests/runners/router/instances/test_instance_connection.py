@@ -526,12 +526,13 @@ def test_a_connection_that_closes_is_not_searched_among_all_idle_ones() -> None:
 
 
 def test_connections_that_have_been_idle_for_too_long_are_closed_and_the_newest_is_used_first() -> None:
-    pool, idle = idle_pool(4)
+    pool, idle = idle_pool(5)
     for connection in idle[:2]:
         connection.t_idle_s -= upstream.IDLE_S + 1.0
     pool.close_idle()
-    assert [connection.usable for connection in idle] == [False, False, True, True]
-    for connection in reversed(idle[2:]):
+    assert [connection.usable for connection in idle] == [False, False, True, True, True]
+    idle[3].connection_lost(None)
+    for connection in (idle[4], idle[2]):
         taker = Taker()
         pool.send_request(taker, (b"request",))
         assert taker.connection is connection

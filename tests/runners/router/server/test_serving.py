@@ -234,7 +234,7 @@ async def test_no_socket_waits_for_an_acknowledgement_before_it_sends() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         await routed.post()
         client = next(iter(routed.server._clients))._transport
-        link = next(iter(routed.server._fleet.pools["a"]._idle)).transport
+        link = routed.server._fleet.pools["a"]._idle[0].transport
         for transport in (client, link):
             assert transport is not None
             assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
