@@ -16,7 +16,7 @@ from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
+from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
 from results.report.marks import (
     Bars,
     draw_bars,
@@ -154,7 +154,7 @@ def draw_cdf(figure: Figure) -> Drawing:
     """Figure 6: a panel per series of steps."""
     table = figure.table
     series = [name for name in CDF_SERIES if name in set(table["series"])]
-    drawing = sheet(2 + 4.6 * len(series), 4)
+    drawing = sheet(2 + 4.6 * len(series), 4, figure.title)
     panels = drawing.subplots(1, len(series), sharey=True, squeeze=False)[0]
     ink = pens(table["config"], CONFIG_PENS)
     for panel, name in zip(panels, series, strict=True):
@@ -170,7 +170,6 @@ def draw_cdf(figure: Figure) -> Drawing:
         panel.set_ylim(-0.01, 1.01)
         label_lines(panel, _name_distributions(inside, ink))
     panels[0].set_ylabel("share of steps")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -214,7 +213,7 @@ def _note(row: Mapping[Any, Any]) -> str:
 def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
     """A sheet with a panel per metric side by side, a row per config."""
     metrics = [metric for metric in TITLES if metric in set(figure.table["metric"])]
-    drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs))
+    drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs), figure.title)
     panels = drawing.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         panel.set_title(TITLES[metric], loc="left")
@@ -224,7 +223,6 @@ def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tu
             panel.set_xlabel("over plain's")
             percent(panel.xaxis)
     name_rows(panels[0], configs)
-    title_sheet(drawing, figure.title)
     return drawing, dict(zip(metrics, panels, strict=True))
 
 
@@ -253,7 +251,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     inputs, outputs = (sorted(set(table[name])) for name in ("input_tokens", "output_tokens"))
     columns = len(configs) if len(configs) <= 4 else -(-len(configs) // 2)
     lines = -(-len(configs) // columns)
-    drawing = sheet(1.6 + 2.2 * columns, 0.7 + (0.9 + 0.45 * len(inputs)) * lines)
+    drawing = sheet(1.6 + 2.2 * columns, 0.7 + (0.9 + 0.45 * len(inputs)) * lines, figure.title)
     panels = drawing.subplots(lines, columns, squeeze=False)
     sound = table[table["saturated"] != True]["tax"].dropna().abs()  # noqa: E712
     reach = float(sound.max()) if len(sound) else float(table["tax"].abs().max())
@@ -280,7 +278,6 @@ def draw_heatmaps(figure: Figure) -> Drawing:
         bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
         bar.set_label("TTFT p90 over plain's")
         percent(bar.ax.yaxis)
-    title_sheet(drawing, figure.title)
     return drawing
 
 

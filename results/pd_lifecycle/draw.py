@@ -13,7 +13,7 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import pens, plain_ticks, sheet, title_sheet
+from results.report.ink import panel_sheet, pens, plain_ticks, sheet
 from results.report.marks import column, draw_grid, error_lengths, grid_values
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def draw_phases(figure: Figure) -> Drawing:
     table = figure.table
     contexts = sorted(set(table["prior_context"]))
     panels = [panel for panel in (figures.HANDOVER, figures.BESIDE, figures.WHOLE) if panel in set(table["panel"])]
-    drawing = sheet(1.5 + 4.5 * len(panels), 0.8 + 2.3 * len(contexts))
+    drawing = sheet(1.5 + 4.5 * len(panels), 0.8 + 2.3 * len(contexts), figure.title)
     grid = drawing.subplots(len(contexts), len(panels), squeeze=False)
     for line, context in zip(grid, contexts, strict=True):
         for axes, panel in zip(line, panels, strict=True):
@@ -61,7 +61,6 @@ def draw_phases(figure: Figure) -> Drawing:
     order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
     grid[0][-1].legend([handles[index] for index in order], [labels[index] for index in order],
                       loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -88,8 +87,7 @@ def _draw_stacks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_bandwidth(figure: Figure) -> Drawing:
     """Figure 2: transfers, medians and the model's curve; knee, asymptote and link as lines."""
     table = figure.table
-    drawing = sheet(7.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
     single = table[table["kind"] == figures.POINT]
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4)
     named = [_name_rightmost(single, "gbps", "transfer", "#a0a0a0")]
@@ -116,7 +114,6 @@ def draw_bandwidth(figure: Figure) -> Drawing:
                       textcoords="offset points", color="#0072b2")  # fmt: skip
     axes.set_xlabel("10^6 bytes of the transfer")
     axes.set_ylabel("bandwidth of the write (Gbit/s)")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
     label_lines(axes, named)
     return drawing
 
@@ -130,7 +127,7 @@ def _name_rightmost(rows: pd.DataFrame, value: str, name: str, color: str) -> Na
 def draw_cost(figure: Figure) -> Drawing:
     """Figure 3: the fit on linear axes, as it is defined, and on logarithmic axes, which show the short transfers."""
     table = figure.table
-    drawing = sheet(10, 4.2)
+    drawing = sheet(10, 4.2, figure.title)
     panels = drawing.subplots(1, 2)
     single = table[table["kind"] == figures.POINT]
     for axes, scale in zip(panels, ("linear", "log"), strict=True):
@@ -147,7 +144,6 @@ def draw_cost(figure: Figure) -> Drawing:
         axes.set_xlabel("10^6 bytes of the transfer")
         axes.set_ylabel("rdma_transfer (ms)")
     label_lines(panels[1], named)  # once: both panels have the same marks
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -159,7 +155,7 @@ def draw_overhead(figure: Figure) -> Drawing:
     table = figure.table
     contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
     baselines = figures.list_baselines(table)
-    drawing = sheet(2.6 + 1.0 * len(sizes), 0.7 + len(baselines) * (1.0 + 0.55 * len(contexts)))
+    drawing = sheet(2.6 + 1.0 * len(sizes), 0.7 + len(baselines) * (1.0 + 0.55 * len(contexts)), figure.title)
     panels = list(drawing.subplots(len(baselines), 1, squeeze=False)[:, 0])
     reach = float(table["overhead_ms"].abs().max()) or 1.0
     images = [
@@ -167,7 +163,6 @@ def draw_overhead(figure: Figure) -> Drawing:
         for axes, baseline in zip(panels, baselines, strict=True)
     ]
     panels[-1].set_xlabel("new tokens N")
-    title_sheet(drawing, figure.title)
     drawing.colorbar(images[-1], ax=panels, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
     return drawing
 
@@ -192,8 +187,7 @@ def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: 
 def draw_volume(figure: Figure) -> Drawing:
     """Figure 5: a line per N."""
     table = figure.table
-    drawing = sheet(7.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
     sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
     ends = []
     for name, pen in pens(f"N = {size}" for size in sizes).items():
@@ -204,7 +198,6 @@ def draw_volume(figure: Figure) -> Drawing:
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
     axes.set_xlabel("prior context C (tokens)")
     axes.set_ylabel("10^6 bytes of the transfer")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
     label_lines(axes, ends)
     return drawing
 

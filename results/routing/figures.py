@@ -15,7 +15,7 @@ from results.measures.summary import POINTS, percentile_name
 from results.report import marks
 from results.report.direct_labels import Named, label_marks
 from results.report.figure import Drawers, Figure
-from results.report.ink import plain_ticks, shares, sheet, title_sheet
+from results.report.ink import panel_sheet, plain_ticks, shares, sheet
 from results.report.terms import begin_sentence
 from results.routing import load_figures, migration_figures, schematics, sensitivity_figures
 from results.routing.analyze import RoutingAnalysis, mean_of_known
@@ -178,7 +178,7 @@ def draw_latencies(figure: Figure) -> Drawing:
     panels = [(name, statistic) for name in series for statistic in statistics]
     across = len(statistics) if len(statistics) > 1 else len(series)
     down = len(panels) // across
-    drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4)
+    drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4, figure.title)
     grid = drawing.subplots(down, across, sharey=True, squeeze=False)
     for axes, (name, statistic) in zip(grid.ravel(), panels, strict=True):
         of = latency.METRICS[name]
@@ -187,17 +187,14 @@ def draw_latencies(figure: Figure) -> Drawing:
         marks.draw_panel(axes, rows, labels, f"{of.title} {statistic}", of.shown_unit, scale)
     for line in grid:
         marks.name_rows(line[0], labels)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _rows_of_policies(figure: Figure, *, marks_named: bool = False) -> tuple[Drawing, Axes]:
     """A sheet with one panel and a row per label of the table. `marks_named`: names above the panel have room."""
     labels = list(dict.fromkeys(figure.table["label"]))
-    drawing = sheet(8, 1.3 + _ROW * len(labels))
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(8, 1.3 + _ROW * len(labels), figure.title, 18 if marks_named else None)
     marks.name_rows(axes, labels)
-    axes.set_title(figure.title, loc="left", fontweight="bold", pad=18 if marks_named else 6)
     return drawing, axes
 
 

@@ -13,7 +13,7 @@ from results.records.percent import format_percent
 from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
 from results.report.figure import Figure
-from results.report.ink import Pen, pens, plain_ticks, shares, sheet, title_sheet
+from results.report.ink import Pen, panel_sheet, pens, plain_ticks, shares, sheet
 from results.report.policy_pens import assign_pens
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
@@ -99,8 +99,7 @@ def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def draw_occupancy(figure: Figure) -> Drawing:
     """A line per deployment over the footprint, a circle per measured pool, each with the color of its arm's policy."""
     table = figure.table
-    drawing = sheet(8.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(8.5, 4.2, figure.title, 16)
     ends = []
     lines = table[table["point"] != MEASURED]
     for deployment in dict.fromkeys(lines["deployment"]):
@@ -132,7 +131,6 @@ def draw_occupancy(figure: Figure) -> Drawing:
                   xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
-    axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
     label_lines(axes, ends)
     return drawing
 
@@ -189,7 +187,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
 def draw_interference(figure: Figure) -> Drawing:
     """Times on the left, their ratio on the right, a line per number of decodes."""
     table = figure.table
-    drawing = sheet(11, 3.8)
+    drawing = sheet(11, 3.8, figure.title)
     times, ratio = drawing.subplots(1, 2)
     lengths = sorted(set(table["prefill_tokens"]))
     time_ends, ratio_ends = [], []
@@ -217,7 +215,6 @@ def draw_interference(figure: Figure) -> Drawing:
     ratio.set_ylabel("during / before")
     label_lines(times, time_ends)
     label_lines(ratio, ratio_ends)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -309,7 +306,7 @@ def _curve_rows(analysis: RoutingAnalysis, predicted: Curve) -> Iterator[dict[st
 def draw_coupling(figure: Figure) -> Drawing:
     """W over L with the fits on the left, amplification over W with the predictions on the right."""
     table = figure.table
-    drawing = sheet(11, 4.4)
+    drawing = sheet(11, 4.4, figure.title)
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == CELL]
     starts = set(table[table["kind"] == KINEMATIC]["label"])
@@ -335,7 +332,6 @@ def draw_coupling(figure: Figure) -> Drawing:
     right.set_xlabel("W_turn (s)")
     right.set_ylabel("wall clock / trace span")
     label_lines(right, _name_policies(cells, figure.pens))  # once: the left panel has the same marks
-    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
+from results.report.ink import sheet
 from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
@@ -79,14 +79,13 @@ def draw_ablation(figure: Figure) -> Drawing:
     table = figure.table
     variants = list(dict.fromkeys(table["variant"]))
     names = list(dict.fromkeys(table["metric"]))
-    drawing = sheet(11.5, 1.2 + 0.3 * len(variants))
+    drawing = sheet(11.5, 1.2 + 0.3 * len(variants), figure.title)
     line = drawing.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(line, names, strict=True):
         metric = metric_named(name)
         rows = table[table["metric"] == name].set_index("variant")
         draw_panel(axes, rows, variants, metric.title, metric.shown_unit, metric.scale)
     name_rows(line[0], variants)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -168,7 +167,7 @@ def draw_timeline(figure: Figure) -> Drawing:
     labels = list(dict.fromkeys(table["label"]))
     heat = table[table["kind"] == HEAT]
     lines = [heat[heat["label"] == label]["instance"].nunique() for label in labels]
-    drawing = sheet(10, 1.0 + sum(0.8 + 0.42 * count for count in lines))
+    drawing = sheet(10, 1.0 + sum(0.8 + 0.42 * count for count in lines), figure.title)
     panels = drawing.subplots(len(labels), 1, squeeze=False, height_ratios=[1.0 + count for count in lines])
     most = float(np.nanmax(heat["pending_tokens"].to_numpy(dtype=np.float64), initial=1.0))
     for axes, label in zip(panels[:, 0], labels, strict=True):
@@ -179,7 +178,6 @@ def draw_timeline(figure: Figure) -> Drawing:
     # A legend, because the marks are many and small: a name in the mesh would cover what it is about.
     keys = _legend_keys(table)
     drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
-    title_sheet(drawing, figure.title)
     return drawing
 
 

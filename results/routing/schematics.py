@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
+from results.report.ink import sheet
 from results.report.marks import QUIET
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind
@@ -49,7 +49,7 @@ def collect_coupling_schematic(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_coupling_schematic(figure: Figure) -> Drawing:
     """Two timelines, and the loop beside them."""
-    drawing = sheet(9.5, 3.2)
+    drawing = sheet(9.5, 3.2, figure.title)
     lines, loop = drawing.subplots(1, 2, width_ratios=(3, 1))
     for axes in (lines, loop):
         axes.set_axis_off()
@@ -68,7 +68,6 @@ def draw_coupling_schematic(figure: Figure) -> Drawing:
     loop.annotate("", (0.86, 0.85), (0.86, 0.15), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=0.5"})
     loop.set_xlim(0, 1.2)
     loop.set_ylim(0, 1)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -107,7 +106,7 @@ def collect_architecture(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_architecture(figure: Figure) -> Drawing:
     """The router above its instances; the first one is the session's, the last the target."""
-    drawing = sheet(7.5, 3.4)
+    drawing = sheet(7.5, 3.4, figure.title)
     axes = drawing.subplots()
     axes.set_axis_off()
     table = figure.table
@@ -124,7 +123,6 @@ def draw_architecture(figure: Figure) -> Drawing:
         _draw_arrow(axes, (places[0], 0.03), (places[-1], 0.03), "the session's KV", dashed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.05, 1)
-    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -14,7 +14,7 @@ from results.records.estimate import figure as digits
 from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
+from results.report.ink import sheet
 from results.report.marks import draw_grid
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
@@ -73,7 +73,7 @@ def draw_thresholds(figure: Figure) -> Drawing:
     table = figure.table
     names = list(dict.fromkeys(table["metric"]))
     hot, cool = (sorted(set(table[axis])) for axis in ("hot_tokens", "cooldown_s"))
-    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot))
+    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot), figure.title)
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table["metric"] == name]
         scale = 100.0 if name in _RATES else metric_named(name).scale
@@ -85,7 +85,6 @@ def draw_thresholds(figure: Figure) -> Drawing:
         axes.set_title(f"{title}{by_gate}", loc="left")
         axes.set_xlabel("cooldown (s)")
     drawing.axes[0].set_ylabel("hot above (pending tokens)")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -144,7 +143,7 @@ def draw_loads(figure: Figure) -> Drawing:
     table = figure.table
     names = list(dict.fromkeys(table["metric"]))
     policies, loads = (list(dict.fromkeys(table[axis])) for axis in ("policy", "load"))
-    drawing = sheet(2.0 + 1.5 * len(loads), (0.9 + 0.5 * len(policies)) * len(names))
+    drawing = sheet(2.0 + 1.5 * len(loads), (0.9 + 0.5 * len(policies)) * len(names), figure.title)
     for axes, name in zip(drawing.subplots(len(names), 1, squeeze=False)[:, 0], names, strict=True):
         rows = table[table["metric"] == name]
         own = [policy for policy in policies if policy in set(rows["policy"])]
@@ -155,7 +154,6 @@ def draw_loads(figure: Figure) -> Drawing:
             words[own.index(row.policy), loads.index(row.load)] += f"\n{row.verdict}"
         draw_grid(axes, scale * grid["value"], words, (own, loads))
         axes.set_title("TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading, loc="left")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -218,12 +216,11 @@ def draw_conditional(figure: Figure) -> Drawing:
         for down, variation in enumerate(variations)
         for across, claim in enumerate(claims)
     }
-    drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations))
+    drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations), figure.title)
     axes = drawing.subplots()
     draw_grid(axes, grid.to_numpy(), words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=6.5)
-    title_sheet(drawing, figure.title)
     return drawing
 
 

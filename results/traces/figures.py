@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import FILLS, HATCHES, sheet, title_sheet
+from results.report.ink import FILLS, HATCHES, panel_sheet, sheet
 from results.report.marks import EDGE, column, name_bars, name_rows
 from results.report.output import write_figures
 from results.traces.description import DEPLOYMENTS, GIB, TraceDescription
@@ -122,7 +122,7 @@ def kv_capacity(description: TraceDescription) -> Figure:
 
 
 def _draw_reuse(figure: Figure) -> Drawing:
-    drawing = sheet(6.8, 3.2)
+    drawing = sheet(6.8, 3.2, figure.title)
     panels = drawing.subplots(1, 2, width_ratios=(2, 3))
     labels = {"bound": "share of input tokens", "split": "share of reused tokens"}
     for panel, (kind, label) in zip(panels, labels.items(), strict=True):
@@ -139,14 +139,12 @@ def _draw_reuse(figure: Figure) -> Drawing:
         panel.set_yticks(range(0, 101, 20))
         panel.set_ylabel(f"{label} (%)")
         panel.grid(visible=False, axis="x")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _draw_skew(figure: Figure) -> Drawing:
     table = figure.table
-    drawing = sheet(6.2, 3.6)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(6.2, 3.6, figure.title)
     curve, top = (table[table["mark"] == mark] for mark in ("curve", "top"))
     at, height = (column(curve, name, 100) for name in ("top_share", "input_share"))
     axes.plot(at, height, color="black")
@@ -165,7 +163,6 @@ def _draw_skew(figure: Figure) -> Drawing:
     axes.set_ylim(0, 105)
     axes.set_xlabel("sessions with the most input tokens (% of all, logarithmic)")
     axes.set_ylabel("share of all input tokens (%)")
-    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     half = max(50.0, float(at.min()))  # not the end of the line, which is the curve's too
     label_lines(axes, [Named(half, half, "all sessions alike", _EVEN)])
     return drawing
@@ -175,8 +172,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     table = figure.table
     deployments = list(dict.fromkeys(table["deployment"]))
     groups = table.drop_duplicates("percentile")
-    drawing = sheet(7.2, 1 + 0.7 * len(groups))
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.2, 1 + 0.7 * len(groups), figure.title)
     thick = 0.8 / len(deployments)
     for number, name in enumerate(deployments):
         rows = table[table["deployment"] == name]
@@ -194,7 +190,6 @@ def _draw_capacity(figure: Figure) -> Drawing:
     name_bars(axes, deployments)
     axes.margins(x=0.12)
     axes.set_xlabel("requests decoding at the same time")
-    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     return drawing
 
 
