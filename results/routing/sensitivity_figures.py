@@ -15,7 +15,7 @@ from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.ink import sheet
-from results.report.marks import draw_grid
+from results.report.marks import draw_grid, grid_values
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
@@ -160,13 +160,8 @@ def draw_loads(figure: Figure) -> Drawing:
 def _make_grid(
     rows: pd.DataFrame, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
 ) -> dict[str, Samples]:
-    """Value, bounds and n over the grid, the first axis by the second; NaN where there is none."""
-
-    def arrange(column: str) -> Samples:
-        grid = rows.pivot_table(index=axes[0], columns=axes[1], values=column, dropna=False)
-        return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
-
-    return {column: arrange(column) for column in ("value", "low", "high", "n")}
+    """Value, bounds and n over the grid, as `grid_values` has each."""
+    return {name: grid_values(rows, name, axes, ticks) for name in ("value", "low", "high", "n")}
 
 
 def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:
@@ -209,16 +204,11 @@ def draw_conditional(figure: Figure) -> Drawing:
     """A row per variation, a column per claim."""
     table = figure.table
     claims, variations = (list(dict.fromkeys(table[axis])) for axis in ("claim", "variation"))
-    grid = table.pivot_table(index="variation", columns="claim", values="value").reindex(variations)[claims]
-    outcomes = {(row.variation, row.claim): str(row.outcome) for row in table.itertuples()}
-    words = {
-        (down, across): outcomes[variation, claim]
-        for down, variation in enumerate(variations)
-        for across, claim in enumerate(claims)
-    }
+    values = grid_values(table, "value", ("variation", "claim"), (variations, claims))
+    words = {(variations.index(row.variation), claims.index(row.claim)): row.outcome for row in table.itertuples()}
     drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations), figure.title)
     axes = drawing.subplots()
-    draw_grid(axes, grid.to_numpy(), words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
+    draw_grid(axes, values, words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=6.5)
     return drawing
