@@ -18,6 +18,7 @@ from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
 from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
 from results.report.marks import (
+    ON_COLUMN,
     Bars,
     draw_bars,
     draw_grid,
@@ -26,6 +27,7 @@ from results.report.marks import (
     name_bars,
     name_rows,
     set_apart,
+    write_note,
 )
 
 if TYPE_CHECKING:
@@ -99,8 +101,7 @@ def _draw_references(axes: Axes, figure: Figure) -> None:
             rates.setdefault(rate, []).append(name)
     for rate, names in rates.items():
         axes.axvline(rate, color="#a0a0a0", linewidth=5, alpha=0.35, zorder=0)
-        axes.annotate(" = ".join(names), (rate, 1), xycoords=("data", "axes fraction"), xytext=(0, 1),
-                      textcoords="offset points", ha="center", va="bottom", fontsize=7.5, color="#555555")  # fmt: skip
+        write_note(axes, " = ".join(names), (rate, 1), (0, 1), xycoords=ON_COLUMN, ha="center", va="bottom")
 
 
 def draw_throughput(figure: Figure) -> Drawing:
@@ -146,8 +147,7 @@ def _list_knees(axes: Axes, table: pd.DataFrame) -> None:
     lines = ["knee (first saturated rate):"]
     for where, configs in knees.items():
         lines += [f" {where}", *(f"    {config}" for config in configs)]
-    axes.annotate("\n".join(lines), (1, 1), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
-                  ha="left", va="top", fontsize=7.5)  # fmt: skip
+    write_note(axes, "\n".join(lines), (1, 1), (8, 0), xycoords="axes fraction", va="top", color="black")
 
 
 def draw_cdf(figure: Figure) -> Drawing:

@@ -14,7 +14,7 @@ from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
 from results.report.ink import panel_sheet, pens, plain_ticks, sheet
-from results.report.marks import column, draw_grid, error_lengths, grid_values
+from results.report.marks import ON_COLUMN, ON_ROW, column, draw_grid, error_lengths, grid_values, write_note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,13 +105,11 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
     for name, level in levels.items():
         axes.axhline(level, color="#555555", linestyle=":" if name == "asymptote" else "--", linewidth=1)
-        axes.annotate(f"{name} {level:.3g}", (1, level), xytext=(-3, 3), ha="right", textcoords="offset points",
-                      xycoords=("axes fraction", "data"), fontsize=7.5)  # fmt: skip
+        write_note(axes, f"{name} {level:.3g}", (1, level), (-3, 3), xycoords=ON_ROW, ha="right", color="black")
     knee = figure.lines.get("knee")
     if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
         axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
-        axes.annotate("knee", (knee / 1e6, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
-                      textcoords="offset points", color="#0072b2")  # fmt: skip
+        write_note(axes, "knee", (knee / 1e6, 0), (3, 3), xycoords=ON_COLUMN, color="#0072b2")
     axes.set_xlabel("10^6 bytes of the transfer")
     axes.set_ylabel("bandwidth of the write (Gbit/s)")
     label_lines(axes, named)

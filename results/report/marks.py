@@ -30,6 +30,8 @@ GAP = 1.035
 """Factor between neighboring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
+ON_ROW, ON_COLUMN = ("axes fraction", "data"), ("data", "axes fraction")
+"""`xycoords` of a note: its height, or its place across, is a value; the other is a fraction of the panel."""
 
 
 def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
@@ -59,6 +61,12 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
     axes.plot(at, height, **pen.line())
 
 
+def write_note(axes: Axes, text: str, at: tuple[float, float], apart: tuple[float, float], **look: Any) -> None:
+    """Text `apart` (points) from a position, gray and of 7.5 points. `look`: what else, or other than that."""
+    quiet: dict[str, Any] = {"fontsize": 7.5, "color": QUIET}
+    axes.annotate(text, at, xytext=apart, textcoords="offset points", **(quiet | look))
+
+
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """The first one on top."""
     axes.set_yticks(range(len(names)), names)
@@ -81,8 +89,7 @@ def draw_dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
     draw_spans(axes, value, at, rows, scale)
     axes.plot(value, at, "o", color="black", markersize=4.5, zorder=4, clip_on=False)
     for row in np.flatnonzero(~np.isfinite(value)):
-        axes.annotate("not measured", (0, float(row)), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                      textcoords="offset points", va="center", fontsize=7, color=QUIET)  # fmt: skip
+        write_note(axes, "not measured", (0, float(row)), (4, 0), xycoords=ON_ROW, va="center", fontsize=7)
 
 
 def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float) -> None:
@@ -144,8 +151,7 @@ def name_bars(axes: Axes, labels: Sequence[str]) -> None:
     thick = 0.8 / len(labels)
     for number, label in enumerate(labels):
         up = (number - (len(labels) - 1) / 2) * thick
-        axes.annotate(label, (1, up), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
-                      va="center", fontsize=7, color=QUIET)  # fmt: skip
+        write_note(axes, label, (1, up), (4, 0), xycoords=ON_ROW, va="center", fontsize=7)
 
 
 def _find_reach(rows: pd.DataFrame) -> tuple[float, float]:
@@ -170,8 +176,7 @@ def _draw_bar(
     value, low, high = (float("nan") if row[name] is None else float(row[name]) for name in ("value", "low", "high"))
     left, right = axes.get_xlim()
     if not np.isfinite(value):
-        axes.annotate("not measured", (0, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
-                      color=QUIET)  # fmt: skip
+        write_note(axes, "not measured", (0, at), (3, 0), va="center", fontsize=6.5)
         return
     hatch = SATURATED if row.get("saturated") is True else ""
     axes.barh(at, value, thick, color=color, alpha=group.fade)

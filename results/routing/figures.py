@@ -49,8 +49,7 @@ def draw_amplification(figure: Figure) -> Drawing:
     marks.draw_dots(axes, figure.table, 1.0)
     for name, value in figure.lines.items():
         axes.axvline(value, color="#808080", linestyle="--", linewidth=1)
-        axes.annotate(name, (value, 0), xycoords=("data", "axes fraction"), xytext=(3, 3), textcoords="offset points",
-                      fontsize=7, color=marks.QUIET)  # fmt: skip
+        marks.write_note(axes, name, (value, 0), (3, 3), xycoords=marks.ON_COLUMN, fontsize=7)
     axes.set_xlabel("wall clock / trace span")
     return drawing
 

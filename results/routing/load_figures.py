@@ -122,13 +122,13 @@ def draw_occupancy(figure: Figure) -> Drawing:
                       capsize=2)  # fmt: skip
         ends += [_name_end(size, high, str(name), pen.color)]
     _mark_footprints(axes, table)
-    axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
+    wall = figure.lines["wall"]
+    axes.axhline(wall, color="black", linestyle=":", linewidth=1)
     plain_ticks(axes, "x", table["footprint_tokens"])
     axes.set_yscale("log")
     axes.minorticks_off()
     shares(axes.yaxis)
-    axes.annotate(format_percent(figure.lines['wall']), (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
-                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
+    marks.write_note(axes, format_percent(wall), (0, wall), (3, 3), xycoords=marks.ON_ROW)
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
     label_lines(axes, ends)
@@ -150,8 +150,7 @@ def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
         named.setdefault(near, []).append(str(point))
         axes.axvline(tokens, color="#a0a0a0", linestyle=":", linewidth=1)
     for tokens, points in named.items():
-        axes.annotate(", ".join(points), (tokens, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
-                      textcoords="offset points", ha="center", color=marks.QUIET)  # fmt: skip
+        marks.write_note(axes, ", ".join(points), (tokens, 1), (0, 2), xycoords=marks.ON_COLUMN, ha="center")
 
 
 def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:

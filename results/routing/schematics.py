@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.report.figure import Figure
 from results.report.ink import sheet
-from results.report.marks import QUIET
+from results.report.marks import write_note
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind
 from results.routing.specification import EAR, FULL
@@ -143,7 +143,7 @@ def _draw_arrow(
     style = {"arrowstyle": "->", "linestyle": "--" if dashed else "-"}
     axes.annotate("", end, start, arrowprops=style)
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    axes.annotate(text, middle, xytext=(0, 4), textcoords="offset points", ha=side, fontsize=7.5, color=QUIET)
+    write_note(axes, text, middle, (0, 4), ha=side)
 
 
 COUPLING = FigureKind(12, "3", "Dispatch coupling, a schematic", collect_coupling_schematic, draw_coupling_schematic)
