@@ -187,16 +187,13 @@ def _name_distributions(rows: pd.DataFrame, ink: Mapping[str, Pen]) -> Iterator[
 def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:
     """The rows of `configs` in their order, with the columns that `draw_bars` reads; `value`: column and prefix."""
     sides = ("low", "high") if value == "tax" else (f"{value}_low", f"{value}_high")
-    bars = rows.set_index("config").reindex(list(configs))
-    named = dict(zip(("value", "low", "high"), (value, *sides), strict=True))
-    columns: dict[str, Any] = {
-        name: bars[source].astype(object).where(bars[source].notna(), None) for name, source in named.items()
-    }
-    if "verdict" in bars and value == "tax":
-        columns["note"] = [_note(row) for row in bars.to_dict("records")]
-    if "saturated" in bars:
-        columns["saturated"] = bars["saturated"] == True  # noqa: E712 - NaN where no cell was measured
-    return pd.DataFrame(columns, index=bars.index)
+    shown = rows.set_index("config").reindex(list(configs))
+    bars = shown[[value, *sides]].astype(float).set_axis(["value", "low", "high"], axis="columns")
+    if "verdict" in shown and value == "tax":
+        bars["note"] = [_note(row) for row in shown.to_dict("records")]
+    if "saturated" in shown:
+        bars["saturated"] = shown["saturated"] == True  # noqa: E712 - NaN where no cell was measured
+    return bars
 
 
 def _note(row: Mapping[Any, Any]) -> str:
@@ -320,7 +317,7 @@ def draw_additivity(figure: Figure) -> Drawing:
         bars["note"] = bars["note"].where(bars.index != SUM, "")
         draw_bars(panel, [Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
         whole = bars["value"][WHOLE]
-        if whole is not None:
+        if pd.notna(whole):
             edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
             panel.axvspan(*edges, color="#e8e8e8", zorder=0)
     return drawing

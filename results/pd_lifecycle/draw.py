@@ -57,10 +57,7 @@ def draw_phases(figure: Figure) -> Drawing:
     for axes in grid[-1]:
         axes.set_xlabel("new tokens N")
     # A legend, once: every bar has all parts, and most are too thin for a name beside them.
-    handles, labels = grid[0][-1].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
-    grid[0][-1].legend([handles[index] for index in order], [labels[index] for index in order],
-                      loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
+    grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.2, handlelength=1.5, reverse=True)
     return drawing
 
 

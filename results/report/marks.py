@@ -26,6 +26,7 @@ FAR = 6.0
 """A bar that is this many times as long as the median one is cut; otherwise it would flatten the others."""
 SATURATED = "////"
 """Hatch of bars and cells whose load was more than the engine sustained."""
+_HATCHED: Mapping[str, Any] = {"fill": False, "hatch": SATURATED, "edgecolor": "#606060", "linewidth": 0}
 GAP = 1.035
 """Factor between neighboring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
@@ -222,6 +223,8 @@ def draw_grid(
     `reach`: diverging around zero, full color there; None = from the least to the most in grays. `hatched`: 1 where
     the cell is saturated.
     """
+    from matplotlib.patches import Rectangle
+
     known = values[np.isfinite(values)]
     if reach is None:
         low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
@@ -232,7 +235,7 @@ def draw_grid(
                         origin="lower")  # fmt: skip
     if hatched is not None:
         for row, col in np.argwhere(hatched == 1).tolist():
-            axes.add_patch(_hatch_cell(col, row))
+            axes.add_patch(Rectangle((col - 0.5, row - 0.5), 1, 1, **_HATCHED))
     for (row, col), text in words.items():
         dark = reach is not None and abs(values[row, col]) > 0.75 * reach
         light = hatched is not None and hatched[row, col] == 1
@@ -245,9 +248,3 @@ def draw_grid(
     axes.tick_params(length=0)
     axes.grid(visible=False)
     return image
-
-
-def _hatch_cell(col: int, row: int) -> Any:  # noqa: ANN401  # a patch of matplotlib, which is imported late
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((col - 0.5, row - 0.5), 1, 1, fill=False, hatch=SATURATED, edgecolor="#606060", linewidth=0)
