@@ -37,6 +37,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
 """Fill and hatch of each phase: order, fill and hatch distinguish them, not color alone."""
 _AFTER = PHASES.index(HANDSHAKE) + 1
 _ORDER = (*PHASES[:_AFTER], *HANDSHAKE_PARTS, *PHASES[_AFTER:])
+_BYTES = "10^6 bytes of the transfer"
 _BAR = 0.8
 """Share of the distance between two N."""
 
@@ -107,8 +108,7 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
         axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
         write_note(axes, "knee", (knee / 1e6, 0), (3, 3), xycoords=ON_COLUMN, color="#0072b2")
-    axes.set_xlabel("10^6 bytes of the transfer")
-    axes.set_ylabel("bandwidth of the write (Gbit/s)")
+    axes.set(xlabel=_BYTES, ylabel="bandwidth of the write (Gbit/s)")
     label_lines(axes, named)
     return drawing
 
@@ -136,8 +136,7 @@ def draw_cost(figure: Figure) -> Drawing:
         if scale == "log":
             plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
             plain_ticks(axes, "y", single["ms"].tolist())
-        axes.set_xlabel("10^6 bytes of the transfer")
-        axes.set_ylabel("rdma_transfer (ms)")
+        axes.set(xlabel=_BYTES, ylabel="rdma_transfer (ms)")
     label_lines(panels[1], named)  # once: both panels have the same marks
     return drawing
 
@@ -191,8 +190,7 @@ def draw_volume(figure: Figure) -> Drawing:
         axes.plot(at, moved, **pen.line())
         ends.append(Named(float(at[-1]), float(moved[-1]), name, pen.color))
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
-    axes.set_xlabel("prior context C (tokens)")
-    axes.set_ylabel("10^6 bytes of the transfer")
+    axes.set(xlabel="prior context C (tokens)", ylabel=_BYTES)
     label_lines(axes, ends)
     return drawing
 

@@ -129,8 +129,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.minorticks_off()
     shares(axes.yaxis)
     marks.write_note(axes, format_percent(wall), (0, wall), (3, 3), xycoords=marks.ON_ROW)
-    axes.set_xlabel("footprint of a request (tokens)")
-    axes.set_ylabel("share of the decode pools")
+    axes.set(xlabel="footprint of a request (tokens)", ylabel="share of the decode pools")
     label_lines(axes, ends)
     return drawing
 
@@ -326,10 +325,8 @@ def draw_coupling(figure: Figure) -> Drawing:
         right.axhline(value, color="#808080", linestyle="--", linewidth=1)
     _show_all_cells(left, cells["sessions"], cells["service_s"])
     _show_all_cells(right, cells["service_s"], cells["amplification"])
-    left.set_xlabel("sessions in the system (mean at send)")
-    left.set_ylabel("W_turn (s)")
-    right.set_xlabel("W_turn (s)")
-    right.set_ylabel("wall clock / trace span")
+    left.set(xlabel="sessions in the system (mean at send)", ylabel="W_turn (s)")
+    right.set(xlabel="W_turn (s)", ylabel="wall clock / trace span")
     label_lines(right, _name_policies(cells, figure.pens))  # once: the left panel has the same marks
     return drawing
 
