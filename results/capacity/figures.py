@@ -12,7 +12,7 @@ from results.capacity.report import FIGURE, name_outcome
 from results.capacity.search import best_split
 from results.records.count import format_count
 from results.report.direct_labels import Named, label_lines
-from results.report.figure import Figure
+from results.report.figure import Figure, has_values
 from results.report.ink import plain_ticks, sheet
 from results.report.marks import column, draw_line
 from results.report.policy_pens import assign_pens
@@ -26,7 +26,7 @@ TITLE = "Fewest instances that hold the objective"
 
 def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     table = pd.DataFrame(_list_rows(analysis))
-    if table.empty or table["value"].isna().all():
+    if not has_values(table):
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "

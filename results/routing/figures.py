@@ -14,12 +14,12 @@ from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.report import marks
 from results.report.direct_labels import Named, label_marks
-from results.report.figure import Drawers, Figure
+from results.report.figure import Drawers, Figure, has_values
 from results.report.ink import panel_sheet, plain_ticks, shares, sheet
 from results.report.terms import begin_sentence
 from results.routing import load_figures, migration_figures, schematics, sensitivity_figures
 from results.routing.analyze import RoutingAnalysis, mean_of_known
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
 from results.routing.shown import describe_bars, estimate_columns
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import pandas as pd
 from results.records.percent import format_percent
 from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
-from results.report.figure import Figure
+from results.report.figure import Figure, join_range
 from results.report.ink import Pen, panel_sheet, pens, plain_ticks, shares, sheet
 from results.report.policy_pens import assign_pens
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
 from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples

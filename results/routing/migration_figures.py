@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from results.report.figure import Figure
+from results.report.figure import Figure, has_values
 from results.report.ink import sheet
 from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyze import RoutingAnalysis
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.logs import PendingSeries
 from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations

@@ -13,12 +13,12 @@ import pandas as pd
 from results.records.estimate import figure as digits
 from results.records.estimate import unknown
 from results.records.percent import format_percent
-from results.report.figure import Figure
+from results.report.figure import Figure, has_values
 from results.report.ink import sheet
 from results.report.marks import draw_grid, grid_values
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
