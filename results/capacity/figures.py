@@ -10,6 +10,7 @@ import pandas as pd
 from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
 from results.capacity.search import best_split
+from results.measures.summary import bounded_columns
 from results.records.count import format_count
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure, has_values
@@ -53,9 +54,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
                     "size": size.text,
                     "metric": limit.title,
                     "limit_s": limit.limit_s,
-                    "value": estimate.value,
-                    "value_low": estimate.low,
-                    "value_high": estimate.high,
+                    **bounded_columns("value", estimate),
                     "reason": estimate.reason or "",
                     "objective": name_outcome(point),
                     "simulated": analysis.facts.simulated,

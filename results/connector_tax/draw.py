@@ -20,6 +20,7 @@ from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
 from results.report.marks import (
     ON_COLUMN,
     Bars,
+    column,
     draw_bars,
     draw_grid,
     draw_line,
@@ -52,9 +53,8 @@ def draw_latency(figure: Figure) -> Drawing:
     apart, ends = set_apart(configs), []
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table[value].notna()]
-        at = rows["rate_per_s"].to_numpy(dtype=np.float64) * apart[config]
+        at, height = column(rows, "rate_per_s", apart[config]), column(rows, value, 1e3)
         draw_line(axes, at, rows, value, pen, 1e3)
-        height = rows[value].to_numpy(dtype=np.float64) * 1e3
         hollow = (rows["degraded"] != "").to_numpy()
         axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
         crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
@@ -116,13 +116,13 @@ def draw_throughput(figure: Figure) -> Drawing:
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
         short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
-        at = rows["rate_per_s"].to_numpy(dtype=np.float64)
-        for panel, column, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
-            height = rows[column].to_numpy(dtype=np.float64)
+        at = column(rows, "rate_per_s")
+        for panel, name, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
+            height = column(rows, name)
             panel.plot(x, height, **pen.line())
             panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
         ends += [Named(float(at[-1]), float(rows["achieved_per_s"].iloc[-1]), config, pen.color)] if len(at) else []
-    plain_ticks(axes, "y", table["achieved_per_s"].dropna(), spread=2)
+    plain_ticks(axes, "y", column(table, "achieved_per_s"), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     _list_knees(ratio, table)
@@ -252,12 +252,10 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     panels = drawing.subplots(lines, columns, squeeze=False)
     sound = table[table["saturated"] != True]["tax"].dropna().abs()  # noqa: E712
     reach = float(sound.max()) if len(sound) else float(table["tax"].abs().max())
-    image = None
-    for index, panel in enumerate(panels.ravel()):
-        if index >= len(configs):
-            panel.set_axis_off()
-            continue
-        rows = table[table["config"] == configs[index]]
+    for panel in panels.flat[len(configs) :]:
+        panel.set_axis_off()
+    for index, (panel, config) in enumerate(zip(panels.flat, configs, strict=False)):
+        rows = table[table["config"] == config]
         values = grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
@@ -266,15 +264,14 @@ def draw_heatmaps(figure: Figure) -> Drawing:
             hatched[cell] = row["saturated"] is True
         labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
         image = draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
-        panel.set_title(configs[index], fontsize=8)
+        panel.set_title(config, fontsize=8)
         if index % columns == 0:
             panel.set_ylabel("input tokens")
         if index >= len(configs) - columns:
             panel.set_xlabel("output tokens")
-    if image is not None:
-        bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
-        bar.set_label("TTFT p90 over plain's")
-        percent(bar.ax.yaxis)
+    bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
+    bar.set_label("TTFT p90 over plain's")
+    percent(bar.ax.yaxis)
     return drawing
 
 

@@ -150,7 +150,7 @@ def to_bytes(drawing: Drawing, form: str) -> bytes:
 
 
 def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
-    """A logarithmic axis with 1-2-5 ticks where the values span a factor of `spread`, else a linear one."""
+    """A logarithmic axis with 1-2-5 ticks where the values above 0 span a factor of `spread`, else a linear one."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     axis = axes.xaxis if side == "x" else axes.yaxis

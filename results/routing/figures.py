@@ -140,7 +140,7 @@ def draw_instances(figure: Figure) -> Drawing:
         named += [Named(value[row], at[row], kind, "#000000") for row in np.flatnonzero(np.isfinite(value))[:1]]
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)
-    plain_ticks(axes, "x", table["value"].dropna().to_numpy(dtype=np.float64) * 1e3)
+    plain_ticks(axes, "x", marks.column(table, "value", 1e3))
     axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
     label_marks(axes, named)
     return drawing

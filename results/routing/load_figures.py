@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from results.measures.summary import bounded_columns
 from results.records.percent import format_percent
 from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
@@ -162,9 +163,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
             "itl_before_s": row.before_s.value,
             "itl_during_s": row.during_s.value,
             "itl_after_s": row.after_s.value,
-            "slowdown": row.slowdown.value,
-            "slowdown_low": row.slowdown.low,
-            "slowdown_high": row.slowdown.high,
+            **bounded_columns("slowdown", row.slowdown),
             "worst_gap_s": row.worst_gap_s,
         }
         for row in analysis.interference
