@@ -14,22 +14,10 @@ from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.records.reference_rates import REF_LOAD, REF_SAFE
+from results.report import marks
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
 from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
-from results.report.marks import (
-    ON_COLUMN,
-    Bars,
-    column,
-    draw_bars,
-    draw_grid,
-    draw_line,
-    grid_values,
-    name_bars,
-    name_rows,
-    set_apart,
-    write_note,
-)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,11 +38,11 @@ def draw_latency(figure: Figure) -> Drawing:
     drawing = sheet(8, 3.9 + 0.2 * len(marked))
     axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + max(len(marked), 1)))
     _draw_references(axes, figure)
-    apart, ends = set_apart(configs), []
+    apart, ends = marks.set_apart(configs), []
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table[value].notna()]
-        at, height = column(rows, "rate_per_s", apart[config]), column(rows, value, 1e3)
-        draw_line(axes, at, rows, value, pen, 1e3)
+        at, height = marks.column(rows, "rate_per_s", apart[config]), marks.column(rows, value, 1e3)
+        marks.draw_line(axes, at, rows, value, pen, 1e3)
         hollow = (rows["degraded"] != "").to_numpy()
         axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
         crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
@@ -73,12 +61,12 @@ def draw_latency(figure: Figure) -> Drawing:
 
 def _list_marks(table: pd.DataFrame, config: str) -> list[tuple[float, str]]:
     """Rate and text of each cell in which criteria fired, or that could not be judged."""
-    marks = []
+    cells = []
     for row in table[table["config"] == config].to_dict("records"):
         text = " ".join(f"×{number}" for number in row["criteria_fired"].split(",") if number)
         text = "?" if row["saturated"] is None else text
-        marks += [(float(row["rate_per_s"]), text)] if text else []
-    return marks
+        cells += [(float(row["rate_per_s"]), text)] if text else []
+    return cells
 
 
 def _draw_criteria(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
@@ -101,7 +89,7 @@ def _draw_references(axes: Axes, figure: Figure) -> None:
             rates.setdefault(rate, []).append(name)
     for rate, names in rates.items():
         axes.axvline(rate, color="#a0a0a0", linewidth=5, alpha=0.35, zorder=0)
-        write_note(axes, " = ".join(names), (rate, 1), (0, 1), xycoords=ON_COLUMN, ha="center", va="bottom")
+        marks.write_note(axes, " = ".join(names), (rate, 1), (0, 1), xycoords=marks.ON_COLUMN, ha="center", va="bottom")
 
 
 def draw_throughput(figure: Figure) -> Drawing:
@@ -112,17 +100,17 @@ def draw_throughput(figure: Figure) -> Drawing:
     drawing = sheet(8, 5.4)
     axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 4))
     axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1)
-    apart, ends = set_apart(configs), [Named(rates[-1], rates[-1], "y = x", "#808080")]
+    apart, ends = marks.set_apart(configs), [Named(rates[-1], rates[-1], "y = x", "#808080")]
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
         short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
-        at = column(rows, "rate_per_s")
+        at = marks.column(rows, "rate_per_s")
         for panel, name, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
-            height = column(rows, name)
+            height = marks.column(rows, name)
             panel.plot(x, height, **pen.line())
             panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
         ends += [Named(float(at[-1]), float(rows["achieved_per_s"].iloc[-1]), config, pen.color)] if len(at) else []
-    plain_ticks(axes, "y", column(table, "achieved_per_s"), spread=2)
+    plain_ticks(axes, "y", marks.column(table, "achieved_per_s"), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     _list_knees(ratio, table)
@@ -147,7 +135,7 @@ def _list_knees(axes: Axes, table: pd.DataFrame) -> None:
     lines = ["knee (first saturated rate):"]
     for where, configs in knees.items():
         lines += [f" {where}", *(f"    {config}" for config in configs)]
-    write_note(axes, "\n".join(lines), (1, 1), (8, 0), xycoords="axes fraction", va="top", color="black")
+    marks.write_note(axes, "\n".join(lines), (1, 1), (8, 0), xycoords="axes fraction", va="top", color="black")
 
 
 def draw_cdf(figure: Figure) -> Drawing:
@@ -219,7 +207,7 @@ def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tu
         else:
             panel.set_xlabel("over plain's")
             percent(panel.xaxis)
-    name_rows(panels[0], configs)
+    marks.name_rows(panels[0], configs)
     return drawing, dict(zip(metrics, panels, strict=True))
 
 
@@ -235,9 +223,9 @@ def draw_taxes(figure: Figure) -> Drawing:
             rows = table[(table["metric"] == metric) & (table["reference"] == reference)]
             if len(rows):
                 label = f"{reference} ({rows['rate_per_s'].iloc[0]:g} req/s)"
-                groups.append(Bars(_prepare(rows, configs), [ink[name].color for name in configs], label, fade))
-        draw_bars(panel, groups)
-    name_bars(panel, [group.label for group in groups])
+                groups.append(marks.Bars(_prepare(rows, configs), [ink[name].color for name in configs], label, fade))
+        marks.draw_bars(panel, groups)
+    marks.name_bars(panel, [group.label for group in groups])
     return drawing
 
 
@@ -256,14 +244,14 @@ def draw_heatmaps(figure: Figure) -> Drawing:
         panel.set_axis_off()
     for index, (panel, config) in enumerate(zip(panels.flat, configs, strict=False)):
         rows = table[table["config"] == config]
-        values = grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
+        values = marks.grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
             cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
             words[cell] = _cell_text(row)
             hatched[cell] = row["saturated"] is True
         labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
-        image = draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
+        image = marks.draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
         panel.set_title(config, fontsize=8)
         if index % columns == 0:
             panel.set_ylabel("input tokens")
@@ -293,12 +281,12 @@ def draw_decomposition(figure: Figure) -> Drawing:
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]
         groups = (
-            Bars(_prepare(rows, configs, "framework"), [_FRAMEWORK] * len(configs), "framework"),
-            Bars(_prepare(rows, configs, "connector"), ink, "connector", fade=0.45),
-            Bars(_prepare(rows, configs), ink, "whole tax"),
+            marks.Bars(_prepare(rows, configs, "framework"), [_FRAMEWORK] * len(configs), "framework"),
+            marks.Bars(_prepare(rows, configs, "connector"), ink, "connector", fade=0.45),
+            marks.Bars(_prepare(rows, configs), ink, "whole tax"),
         )
-        draw_bars(panel, groups, _STEPS if metric == Metric.ENGINE_STEP_P50 else None)
-    name_bars(panel, [group.label for group in groups])
+        marks.draw_bars(panel, groups, _STEPS if metric == Metric.ENGINE_STEP_P50 else None)
+    marks.name_bars(panel, [group.label for group in groups])
     return drawing
 
 
@@ -312,7 +300,7 @@ def draw_additivity(figure: Figure) -> Drawing:
         rows = table[table["metric"] == metric]
         bars = _prepare(rows, names)
         bars["note"] = bars["note"].where(bars.index != SUM, "")
-        draw_bars(panel, [Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
+        marks.draw_bars(panel, [marks.Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
         whole = bars["value"][WHOLE]
         if pd.notna(whole):
             edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
