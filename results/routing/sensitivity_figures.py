@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -129,7 +128,7 @@ def _judge_over_ear(table: pd.DataFrame) -> tuple[pd.Series[str], str]:
     verdicts = pd.Series("", index=table.index)
     if ratios.empty or ratios["p"].isna().all():
         return verdicts, ""
-    corrected = holm([1.0 if math.isnan(p) else p for p in ratios["p"].astype(float)])
+    corrected = holm(ratios["p"].astype(float).fillna(1.0).tolist())
     for place, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
         if p <= 1 - LEVEL:
             verdicts[place] = "slower" if value > 1 else "faster"
