@@ -204,7 +204,7 @@ def draw_conditional(figure: Figure) -> Drawing:
     table = figure.table
     claims, variations = (list(dict.fromkeys(table[axis])) for axis in ("claim", "variation"))
     values = grid_values(table, "value", ("variation", "claim"), (variations, claims))
-    words = {(variations.index(row.variation), claims.index(row.claim)): row.outcome for row in table.itertuples()}
+    words = {(variations.index(row.variation), claims.index(row.claim)): str(row.outcome) for row in table.itertuples()}
     drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations), figure.title)
     axes = drawing.subplots()
     draw_grid(axes, values, words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
