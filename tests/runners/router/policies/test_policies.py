@@ -10,7 +10,6 @@ import pytest
 from results.records.decisions import Decision
 from runners.router.policies.balance import LeastWork, LeastWorkSpread, LoadOnly, RoundRobin
 from runners.router.policies.lmetric import KvLinear, LMetric
-from runners.router.policies.policy import WholePolicy
 from runners.router.policies.static_pd import StaticPD
 from runners.router.policies.sticky import Sticky, placing_order
 from tests.runners.router.views import ask, load, ruled_out, view
@@ -224,11 +223,3 @@ def test_static_pools_can_be_cut_from_instances_without_roles() -> None:
 def test_whole_requests_never_go_to_a_prefill_instance() -> None:
     decision = LMetric().decide(ask(), view(load("p", role="prefill"), load("d", role="decode", bs=5)))
     assert decision.instance == "d"
-
-
-def test_a_policy_without_its_rule_cannot_be_made() -> None:
-    class Incomplete(WholePolicy, frozen=True):
-        name = "incomplete"
-
-    with pytest.raises(TypeError, match="_choose_instance"):
-        Incomplete()  # type: ignore[abstract]
