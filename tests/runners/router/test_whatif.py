@@ -86,15 +86,6 @@ def test_no_picks_give_no_agreement_instead_of_a_number() -> None:
     assert (comparison.agreement, comparison.recorded_met.new_tokens) == (None, None)
 
 
-def test_a_cut_log_is_used_as_far_as_it_goes_and_says_so(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "decisions.jsonl", simulate("lmetric"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) - 200])
-    log = read_log(path, "decisions.jsonl")
-    assert len(log.records) == 39
-    assert [(gap.artifact, gap.reason) for gap in log.gaps] == [("decisions.jsonl", "line 40 is cut short")]
-
-
 def test_damaged_lines_are_named_and_the_rest_is_used(tmp_path: Path) -> None:
     path = write_log(tmp_path / "decisions.jsonl", simulate("lmetric"))
     lines = path.read_bytes().splitlines(keepends=True)
