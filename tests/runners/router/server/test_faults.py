@@ -112,20 +112,6 @@ async def test_a_whole_answer_that_breaks_is_cut_and_never_passed_off_as_whole()
             await routed.post(stream=False)
 
 
-async def test_a_killed_instance_loses_its_streams_with_a_reason_and_new_requests_go_on() -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
-        a.gate = b.gate = asyncio.Event()
-        asking = [asyncio.create_task(routed.post()) for _ in range(4)]
-        await until(lambda: sum(load.ongoing_decode_tokens for load in routed.loads) == 32)
-        await a.kill()
-        await until(lambda: routed.available() == {"b"})
-        b.gate.set()
-        answers = await asyncio.gather(*asking)
-        broken = [answer for answer in answers if "error" in events(answer)[-1]]
-        assert [by(answer) for answer in broken] == ["a", "a"]
-        assert len(tokens(await routed.post())) == 3
-
-
 async def test_an_instance_that_hangs_is_left_for_another_in_time(tmp_path: Path) -> None:
     limits = replace(SHORT, first_byte_s=0.3)
     async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, limits=limits) as routed:
@@ -284,19 +270,6 @@ async def test_an_instance_that_comes_back_gets_sessions_again() -> None:
         again = [by(await routed.post(session)) for session in sessions]
         assert again.count("a") >= 5
         assert routed.server.tick().errors == 0
-
-
-async def test_one_failure_is_forgotten_and_a_failed_trial_is_not_the_end() -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
-        a.status = 500
-        for number in range(12):
-            assert (await routed.post(str(number))).status_code == 200
-            await asyncio.sleep(0.02)
-        a.status = 200
-        await until(lambda: "a" in routed.available())
-        served = [by(await routed.post(str(number))) for number in range(8)]
-        assert served.count("a") >= 3
-        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
 
 
 async def test_the_index_forgets_what_a_dead_instance_held(tmp_path: Path) -> None:
