@@ -15,10 +15,9 @@ from results.records.decisions import DecisionRecord
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
 from results.records.declared import DECLARED
 from results.records.environment import parse_environment
-from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
+from results.records.frames import TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
 from results.records.routing_cells import RoutingConfig
-from results.records.schemas import SentRequest
 from results.records.turns import EngineSample, TurnRecord
 from state.events import KINDS
 from tests.fake_gpus import FakeGpu, make_host
@@ -98,18 +97,6 @@ def test_a_field_states_type_unit_and_sentence() -> None:
     assert (by_name["chunks"].unit, by_name["session"].unit) == ("1", "")
     (several,) = [one for one in fields_of(RoutingConfig) if one.name == "reserved_output"]
     assert (several.kind, several.required) == (int | str, False)
-
-
-def test_what_open_loop_and_replay_record_of_a_request_is_one_declaration() -> None:
-    common = {one.name for one in fields_of(SentRequest)}
-    assert common < set(REQUEST_SCHEMA.names)
-    assert common < set(TURN_SCHEMA.names)
-
-
-def test_columns_that_may_be_missing_are_those_with_none_or_a_default() -> None:
-    strict = {field.name for field in TURN_SCHEMA if not field.nullable}
-    assert {"index", "status", "input_tokens", "chunks"} <= strict
-    assert strict.isdisjoint({"t_send_ns", "cached_tokens", "instance", "session_delay_s"})
 
 
 def test_files_of_before_a_field_was_added_open_with_nulls(tmp_path: Path) -> None:

@@ -674,21 +674,22 @@ def test_timeouts_and_quarantines_are_judged_under_one_load() -> None:
     assert beside["Q1.D, KV cache 16 MiB"].outcome == Outcome.FAILS
 
 
-def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
-    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(EVEN, SAME)) for k in (50, 100)]
+@pytest.mark.parametrize(("least", "which"), [(EVEN, "50, 100"), (COLD, "none")])
+def test_a_grid_without_the_asked_k_leaves_it_open(least: Estimate, which: str) -> None:
+    """No smaller K says that the asked one fails."""
+    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(least, SAME)) for k in (50, 100)]
     said = answered(run_of(variant("plain", **shares(COLD, None)), *both))["D6"]
-    assert said.outcome == Outcome.OPEN
-    assert said.reason.startswith("K = 200 was not run; K = 50, 100 of 50, 100 do")
-    forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
+    assert (said.outcome, said.p) == (Outcome.OPEN, None)
+    assert said.reason.startswith(f"K = 200 was not run; K = {which} of 50, 100 do")
+
+
+def test_a_grid_has_one_form() -> None:
+    asked = {"load_floor_bonus": 100}
+    forms = [
+        variant(form, parameters=asked | {"floor_form": form}, **shares(EVEN, SAME)) for form in ("max", "mean")
+    ]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
     assert "only K = " in mixed.reason
-
-
-def test_no_smaller_k_says_that_the_asked_one_fails() -> None:
-    neither = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(COLD, SAME)) for k in (50, 100)]
-    said = answered(run_of(variant("plain", **shares(COLD, None)), *neither))["D6"]
-    assert (said.outcome, said.p) == (Outcome.OPEN, None)
-    assert said.reason.startswith("K = 200 was not run; K = none of 50, 100 do")
 
 
 def test_a_grid_with_the_asked_k_goes_before_a_longer_one_without_it() -> None:
