@@ -274,17 +274,6 @@ async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> 
     assert "a test asked" in view.reason
 
 
-async def test_stop_waits_for_the_running_cell(tmp_path: Path) -> None:
-    folder = new_run(tmp_path / "run")
-    code, _ = await run_with(folder, (0.01, "stop", ""))
-    view = view_of(folder)
-    assert code == ExitCode.INTERRUPTED
-    assert not view.current_cells
-    code, _ = await run_with(folder)
-    assert code == ExitCode.DONE
-    assert set(times_done(folder).values()) == {1}
-
-
 async def test_pause_releases_the_engine_and_resume_goes_on(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run")
     code, experiment = await run_with(folder, (0.05, "pause", ""), (0.8, "resume", ""))
@@ -522,13 +511,6 @@ async def test_an_engine_that_ended_without_an_error_of_its_own_was_ended_from_o
     cell = view.cells["s0-c1"]
     assert cell.state is state
     assert cell.attempts[0].reason.endswith(reason)
-
-
-async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) -> None:
-    view = await run_mortal(new_run(tmp_path / "run"), 9, CellFailed("the engine died"))
-    cell = view.cells["s0-c1"]
-    assert (cell.state, cell.attempt, cell.reason) == (CellState.FAILED, 2, "the engine died")
-    assert len(cell.attempts) == 2
 
 
 async def test_an_engine_that_dies_at_its_start_was_tried_twice_already(tmp_path: Path) -> None:

@@ -126,12 +126,6 @@ def test_a_point_writes_no_decision_log(home: Path, tmp_path: Path, monkeypatch:
         assert "decisions.jsonl" not in names
 
 
-def test_the_plan_can_be_made_again_from_what_it_holds() -> None:
-    plan = plan_search().plan
-    again = prepare(options_of(plan)).plan
-    assert again.fingerprint == plan.fingerprint
-
-
 def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
     trace = str(RunLayout(folder).trace)
     asked = RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size", trace=trace)

@@ -133,12 +133,6 @@ def test_every_preset_whose_numbers_are_read_has_trials_to_pair(preset: str) -> 
     assert grid(preset).trials >= 3
 
 
-@pytest.mark.parametrize("name", ["h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
-def test_every_profile_has_a_routing_preset(name: str) -> None:
-    plan = prepare(RunOptions(EXPERIMENT, name, "full")).plan
-    assert len({cell.label for cell in replays(plan)}) >= 6
-
-
 @pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
 def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) -> None:
     plans = {
