@@ -253,19 +253,6 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
     assert "no KV was moved in this run" in said["D2"].reason
 
 
-def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
-    found = floor_of({
-        "plain": PLAIN,
-        "mean 50": ({"load_floor_bonus": 50}, spread((5, 5, 0), 0.9)),
-        "mean 200": (BONUS, spread((4, 3, 3), 0.9)),
-        "max 200": ({"load_floor_bonus": 200, "floor_form": "max"}, spread((5, 5, 0), 0.9)),
-    })  # fmt: skip
-    said = answered(found)
-    assert said["D5"].outcome == Outcome.HOLDS
-    assert said["D6"].outcome == Outcome.HOLDS
-    assert said["D6"].reason.startswith("K = 200 of 50, 200 do")
-
-
 NO_REQUESTS = DecodeRequests(0, None, 0)
 
 

@@ -117,14 +117,6 @@ def test_reasoning_is_output_too() -> None:
     assert made.t_first_ns == 100
 
 
-def test_tpot_is_undefined_for_one_token() -> None:
-    made = exchange()
-    made.feed(token("a", [1]) + DONE, 100)
-    made.complete(200)
-    assert made.counted_tokens == 1
-    assert made.tpot_s is None
-
-
 def test_a_whole_answer_without_a_token_is_an_error_that_says_so() -> None:
     made = exchange()
     made.feed(DONE, 100)
