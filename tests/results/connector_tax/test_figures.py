@@ -49,6 +49,8 @@ RUN = Run(
     requests=120,
     steps=300,
 )
+
+
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"

@@ -672,9 +672,7 @@ def test_a_grid_without_the_asked_k_leaves_it_open(least: Estimate, which: str) 
 
 def test_a_grid_has_one_form() -> None:
     asked = {"load_floor_bonus": 100}
-    forms = [
-        variant(form, parameters=asked | {"floor_form": form}, **shares(EVEN, SAME)) for form in ("max", "mean")
-    ]
+    forms = [variant(form, parameters=asked | {"floor_form": form}, **shares(EVEN, SAME)) for form in ("max", "mean")]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
     assert "only K = " in mixed.reason
 

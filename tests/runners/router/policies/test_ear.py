@@ -163,9 +163,7 @@ def test_it_decides_as_the_specification_is_written() -> None:
     for number in range(4000):
         names = "abcdefgh"[: int(rng.integers(2, 9))]
         free = [None, *range(0, 12_000, 1000)]
-        cluster = view(
-            *(room(name, 1000 * int(rng.integers(9)), free[int(rng.integers(len(free)))]) for name in names)
-        )
+        cluster = view(*(room(name, 1000 * int(rng.integers(9)), free[int(rng.integers(len(free)))]) for name in names))
         tokens = 1000 * int(rng.integers(1, 9))
         cached = {name: (0, int(rng.integers(0, tokens + 1)), tokens)[int(rng.integers(3))] for name in names}
         since = (None, 0.0, 29.9, 30.0, 99.0)[int(rng.integers(5))]

@@ -13,6 +13,7 @@ from runners.router.instances.internal_request import BODY_LIMIT_BYTES
 from runners.router.server.paths import ROUTED
 from tests.runners.router.routers import FAST, SHORT, by, instances, router, until
 
+
 async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() -> None:
     async with instances("a", "b") as (a, b), router([a, b], "load_only") as routed:
         await a.kill()
