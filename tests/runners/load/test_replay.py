@@ -152,7 +152,7 @@ def test_or_its_session_ends_and_the_rest_is_recorded_as_dropped(replay: Replay)
         assert row.t_due_ns is row.t_send_ns is row.t_end_ns is None
         assert replayed.rows[0].request in (row.error or "")
     assert (replayed.outcome.sent, replayed.outcome.never_sent, replayed.outcome.cut) == (3, 2, 0)
-    assert (replayed.outcome.sessions_done, replayed.outcome.sessions_failed) == (1, 1)
+    assert (replayed.outcome.sessions_done, replayed.outcome.sessions_failed) == (2, 1)
     assert replayed.outcome.stop_reason == "complete"
 
 
