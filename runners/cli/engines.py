@@ -60,7 +60,11 @@ def doctor(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print what this machine has, what each connector config needs, and how to get what is missing."""
+    """Print what this machine has, what each connector config needs, and how to get what is missing.
+
+    Examples: `tracon doctor`, `tracon doctor --profile h200-qwen3-coder-30b-dummy --strict`,
+    `tracon doctor --only nixl_both`
+    """
     from launch.doctor import examine, narrow_report, to_json
     from launch.doctor_rows import MISSING
     from launch.profile import config_names, load_config, load_profile
@@ -120,7 +124,12 @@ def profiles(json: JsonOption = False) -> None:
 
 
 def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
-    """Build an engine environment from its lock file (idempotent; honors PIP_FIND_LINKS and UV_FIND_LINKS)."""
+    """Build an engine environment from its lock file (idempotent; honors PIP_FIND_LINKS and UV_FIND_LINKS).
+
+    `cpu`: about two minutes, 3 GB (to build it: 6 GB of free disk). `cuda`: three to seven minutes, 9.5 GB (25 GB).
+
+    Examples: `tracon engine install cpu`, `tracon engine install cuda`
+    """
     from launch.install import install as install_engine
 
     with terminal.step_progress() as progress:
@@ -141,7 +150,10 @@ def up(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start a standalone engine and leave it running until `tracon engine down`."""
+    """Start a standalone engine and leave it running until `tracon engine down`; prints its URL when it serves.
+
+    Examples: `tracon engine up`, `tracon engine up nixl_both --name b --port 18200`
+    """
     from runners.standalone_engine import bring_up
 
     row = bring_up(config, profile, name or config, port, engine_python, workspace)

@@ -11,7 +11,7 @@ import typer
 from runners.cli.spec_options import SpecCommand, SpecOption, SpecOptions
 from runners.errors import RunnerError
 
-_PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
+_PROFILE = "Use this profile (model, hardware, scale): a name from `tracon profiles`, or the path of a TOML file."
 _PYTHON = "Use the engine environment of this Python executable"
 _BUILT = "the one `tracon engine install` built"
 ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
@@ -20,22 +20,24 @@ RUN = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
         SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
-        SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),
-        SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file", "CONFIG"),
-        SpecOption("seed", "--seed", "Seed of config order, schedules and prompts", default="the preset's"),
+        SpecOption("preset", "--preset", "Use this preset of the profile: `full`, or a smaller one such as `demo`"),
+        SpecOption("configs", "--config -c", "Use this connector config: a name, or the path of a TOML file", "CONFIG"),
+        SpecOption(
+            "seed", "--seed", "Draw the order of configs, schedules and prompts from this seed", default="the preset's"
+        ),
         SpecOption(
             "trials", "--trials",
             "Measure each load cell, or those of the confirm stage, N times on fresh engines", None, 1, "the preset's",
         ),
-        SpecOption("policies", "--policy", "Routing policy", "POLICY"),
+        SpecOption("policies", "--policy", "Use this routing policy: a name, label or Python file", "POLICY"),
         SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
-        SpecOption("trace", "--trace", "Trace file", "FILE"),
+        SpecOption("trace", "--trace", "Replay this trace file in place of the preset's trace", "FILE"),
         SpecOption("simulated", "--simulated", "Start no engine: engines are a model, in simulated time"),
-        SpecOption("engine", "--engine", "Engine model of a simulated run, by name or file", "MODEL"),
+        SpecOption("engine", "--engine", "Simulate with this engine model: a name or a file", "MODEL"),
         SpecOption("on", "--on", "Run simulations on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local"),
-        SpecOption("instances", "--instances", "Number of engines", None, 1, "the preset's"),
+        SpecOption("instances", "--instances", "Use this many engines", None, 1, "the preset's"),
         SpecOption("engine_python", "--engine-python", _PYTHON, default=_BUILT),
-        SpecOption("port", "--port", "First port of the engines", None, 1, "the profile's", 65535),
+        SpecOption("port", "--port", "Give the engines ports from this one on", None, 1, "the profile's", 65535),
     ),
 )  # fmt: skip
 """Options of `plan` and `run`; `ExperimentCommand` adds their meaning per experiment to the help."""
@@ -43,7 +45,10 @@ ExperimentArg = Annotated[str, typer.Argument(help="Experiment to run.")]
 WorkspaceOption = Annotated[
     Path | None,
     typer.Option(
-        "--workspace", "-w", envvar="TRACON_WORKSPACE", help="Folder of runs (default: the XDG state folder)."
+        "--workspace",
+        "-w",
+        envvar="TRACON_WORKSPACE",
+        help="Use this folder of runs (default: `$XDG_STATE_HOME/tracon`, else `~/.local/state/tracon`).",
     ),
 ]
 RunArg = Annotated[
@@ -73,7 +78,7 @@ PaceOption = Annotated[
     ),
 ]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", "-r", help="Reason, recorded in the journal; that of a skip is in the report too.")
+    str, typer.Option("--reason", "-r", help="Record this reason in the journal; the report shows that of a skip.")
 ]
 
 

@@ -77,7 +77,7 @@ def run(
     """Start a run and follow it to its end.
 
     A separate process does the work: closing this terminal does not affect the run. Ctrl-C stops the run so that
-    `tracon resume` can continue it; a second Ctrl-C leaves it running.
+    `tracon resume` can continue it; a second Ctrl-C leaves it running. Without a terminal, stderr has a line per event.
 
     Examples: `tracon run connector-tax --preset demo`,
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
@@ -126,7 +126,10 @@ def resume(
     pace: PaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Continue a run that was paused, stopped or killed. Finished cells are never measured again."""
+    """Continue a run that was paused, stopped or killed. Finished cells are never measured again.
+
+    Examples: `tracon resume`, `tracon resume 20260131-1200 --console`
+    """
     from results.records.events import Noted, RunState
     from runners.campaign.start import spawn_run_process
     from runners.cli.asking import skip_stages
