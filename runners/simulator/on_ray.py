@@ -30,7 +30,9 @@ from runners.simulator.spec import (
 
 RETRIES = 10
 """How often Ray runs a task again whose node or process was lost."""
-INSTALL = "install it with `pip install 'tracon[ray]'`, on every node"
+INSTALL = (
+    "on every node, in a clone of the same commit: `.venv/bin/uv pip install --require-hashes --requirements ray.lock`"
+)
 
 
 class RemoteEnd(NamedTuple):
