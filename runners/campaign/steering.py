@@ -81,12 +81,12 @@ class Steering:
         self._store.append(*events)
         self._skips |= dict.fromkeys(cut, reason)
         count = len(events) + len(cut)
-        return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
+        return (count > 0), f"{count} cells skipped" if count else f"no cell is pending or running in {request.target}"
 
     def _retry_cells(self, request: RequestView, view: RunView) -> tuple[bool, str]:
         events = tuple(retry_failed(view, request.target))
         if not events:
-            return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
+            return False, f"no cell has failed in {request.target}" if request.target else "no cell has failed"
         withdraw_skips(self._store.folder, view, events)
         self._store.append(*events)
         return True, f"{len(events)} cells pending again"

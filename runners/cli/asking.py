@@ -24,10 +24,11 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
     """The answer of the run (`accepted`, `detail`).
 
     A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and
-    `stop` are refused with the remedy.
+    `stop` are refused with the remedy. Raises RequestRefused for a target that the plan does not have.
     """
     asked: dict[str, Any] = {"run": folder.name, "action": action, "target": target}
     with RunStore.open(folder) as store:
+        operator_requests.check_request(store.plan, action, target)
         if not lease_state(store).live:
             return asked | _apply_request(store, folder, action, target, reason)
         sender = f"{operator_requests.user_name()}/{os.getpid()}"
@@ -83,9 +84,7 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
             remedy=f"`tracon resume {folder.name}` continues it",
         )
     if not events:
-        return {
-            "accepted": False,
-            "detail": f"no cell to {action} matches {target!r}" if target else f"no cell to {action}",
-        }
+        lack = "no cell is pending" if action == "skip" else "no cell has failed"
+        return {"accepted": False, "detail": f"{lack} in {target}" if target else lack}
     store.append(*events)
     return {"accepted": True, "detail": f"{len(events)} cells; `tracon resume {folder.name}` continues"}

@@ -40,7 +40,7 @@ from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import operator_requests
-from state.errors import DiskFull, LeaseHeld
+from state.errors import DiskFull, LeaseHeld, RequestRefused
 from state.model import RunView
 from state.process_identity import this_process
 from state.store import RunStore
@@ -311,6 +311,19 @@ async def test_what_is_skipped_without_a_process_is_in_the_folder_and_what_skips
     ask_run(folder, "skip", "cell:s1-c0", "")
     await run_with(folder)
     assert read_skipped(folder) == ({"s1-c0": ""}, ())
+
+
+@pytest.mark.parametrize("action", ["skip", "retry"])
+def test_a_target_that_the_plan_has_not_is_corrected_also_without_a_process(tmp_path: Path, action: str) -> None:
+    folder = new_run(tmp_path / "run")
+    with pytest.raises(RequestRefused, match="the plan has no cell 's1-c9'") as refused:
+        ask_run(folder, action, "cell:s1-c9", "")
+    assert "s1-c" in refused.value.remedy
+
+
+def test_a_target_without_a_failed_cell_is_refused(tmp_path: Path) -> None:
+    answer = ask_run(new_run(tmp_path / "run"), "retry", "cell:s1-c0", "")
+    assert (answer["accepted"], answer["detail"]) == (False, "no cell has failed in cell:s1-c0")
 
 
 async def test_a_skip_that_cannot_be_recorded_is_refused_and_fails_no_cell(tmp_path: Path) -> None:
