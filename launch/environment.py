@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ import uv
 
 from launch.errors import EngineMissing
 from launch.host import read_host
-from launch.install_plan import lock_file, lock_hash, locked_versions, normalize
+from launch.install_plan import KINDS, lock_file, lock_hash, locked_versions, normalize
 from launch.libraries import LibraryState, provide
 from launch.redaction import redact, redact_text
 from launch.vllm_fit import require_fit
@@ -105,14 +105,26 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     lock_file(kind)
     if engine_python is not None:
         return _open_existing(kind, engine_python)
-    root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
+    root = _locked_root(kind)
     record = intact(root, kind)
     if record is None:
         why = f"there is no {kind} engine environment"
         if root.exists():
             why = f"the {kind} engine environment {root} is damaged"
-        raise EngineMissing(why, remedy=f"run `tracon engine install {kind}`, or name one with --engine-python")
+        remedy = f"run `tracon engine install {kind}`, or name one with --engine-python"
+        raise EngineMissing(why, remedy="; ".join((remedy, *_name_other_kinds(kind))))
     return built(root, record)
+
+
+def _locked_root(kind: str) -> Path:
+    return home() / "engines" / f"{kind}-{lock_hash(kind)}"
+
+
+def _name_other_kinds(kind: str) -> Iterator[str]:
+    """How to use an environment of another kind that is built here: `cpu-tiny` is the default, also on a GPU host."""
+    for other in KINDS:
+        if other != kind and intact(_locked_root(other), other) is not None:
+            yield f"to use the {other} environment, name one of its profiles (`tracon profiles`) with --profile"
 
 
 def environments() -> tuple[Engine, ...]:
