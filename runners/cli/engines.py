@@ -10,7 +10,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from results.records.visible import visible
-from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
+from runners.cli.options import HOST_PANEL, JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 
 engine_app = typer.Typer(no_args_is_help=True, help="Build engine environments; start and stop standalone engines.")
@@ -27,8 +27,8 @@ NameArg = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(doctor)
-    app.command()(profiles)
+    for command in (doctor, profiles):
+        app.command(rich_help_panel=HOST_PANEL)(command)
     engine_app.command()(install)
     engine_app.command()(up)
     engine_app.command()(down)
@@ -37,8 +37,8 @@ def add_to(app: typer.Typer) -> None:
     engine_app.command(hidden=True)(hold)
     for command in (apply, revert, status):
         patch_app.command()(command)
-    app.add_typer(engine_app, name="engine")
-    app.add_typer(patch_app, name="patch")
+    app.add_typer(engine_app, name="engine", rich_help_panel=HOST_PANEL)
+    app.add_typer(patch_app, name="patch", rich_help_panel=HOST_PANEL)
 
 
 def doctor(

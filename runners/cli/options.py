@@ -11,6 +11,13 @@ import typer
 from runners.cli.spec_options import SpecCommand, SpecOption, SpecOptions
 from runners.errors import RunnerError
 
+RUNS_PANEL = "Runs"
+RESULTS_PANEL = "Results"
+HOST_PANEL = "Host and engines"
+ROUTING_PANEL = "Routing"
+TRACES_PANEL = "Traces and simulations"
+"""Headings of the list of commands."""
+
 _PROFILE = "Use this profile (model, hardware, scale): a name from `tracon profiles`, or the path of a TOML file."
 _PYTHON = "Use the engine environment of this Python executable"
 _BUILT = "the one `tracon engine install` built"

@@ -10,7 +10,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.folders import workspace_of
-from runners.cli.options import JsonOption, WorkspaceOption, match_prefix, read_pairs
+from runners.cli.options import ROUTING_PANEL, JsonOption, WorkspaceOption, match_prefix, read_pairs
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ CellOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     for command in (policies, why, whatif):
-        app.command()(command)
+        app.command(rich_help_panel=ROUTING_PANEL)(command)
 
 
 def policies(

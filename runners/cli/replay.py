@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.options import TRACES_PANEL, JsonOption, WorkspaceOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ OutOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(REPLAY))(replay)
+    app.command(cls=command_with(REPLAY), rich_help_panel=TRACES_PANEL)(replay)
 
 
 def replay(

@@ -9,7 +9,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.folders import artifacts_of, compared_folder
-from runners.cli.options import ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
+from runners.cli.options import RESULTS_PANEL, ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     for command in (report, export, compare):
-        app.command()(command)
+        app.command(rich_help_panel=RESULTS_PANEL)(command)
 
 
 def report(

@@ -12,7 +12,7 @@ import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.decisions import Role
 from results.records.errors import DAMAGED_JSON
-from runners.cli.options import read_pairs
+from runners.cli.options import ROUTING_PANEL, read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
@@ -173,7 +173,7 @@ LinesOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS))(route)
+    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS), rich_help_panel=ROUTING_PANEL)(route)
 
 
 def route(

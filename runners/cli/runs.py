@@ -14,6 +14,7 @@ from runners.cli.accompany import accompany_run
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
     RUN,
+    RUNS_PANEL,
     DetachOption,
     ExperimentArg,
     ExperimentCommand,
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     for planned in (plan, run):
-        app.command(cls=command_with(RUN, base=ExperimentCommand))(planned)
-    app.command()(resume)
+        app.command(cls=command_with(RUN, base=ExperimentCommand), rich_help_panel=RUNS_PANEL)(planned)
+    app.command(rich_help_panel=RUNS_PANEL)(resume)
     app.command(hidden=True)(work)
 
 

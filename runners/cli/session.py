@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption, match_prefix
+from runners.cli.options import ROUTING_PANEL, JsonOption, WorkspaceOption, match_prefix
 from runners.cli.policies import CellOption, RunOrLogArg, logs_of
 from runners.errors import RunnerError
 
@@ -23,7 +23,7 @@ _SERVED = "ok"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(session)
+    app.command(rich_help_panel=ROUTING_PANEL)(session)
 
 
 def session(

@@ -15,7 +15,7 @@ import typer.core
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.percent import format_percent
-from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
+from runners.cli.options import TRACES_PANEL, DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_to(app: typer.Typer) -> None:
     simulate_app.command()(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)
-    app.add_typer(simulate_app, name="simulate")
+    app.add_typer(simulate_app, name="simulate", rich_help_panel=TRACES_PANEL)
 
 
 def capacity(

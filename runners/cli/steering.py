@@ -11,14 +11,14 @@ import typer
 import runners.cli.terminal as terminal
 from runners.cli.accompany import open_console, read_run
 from runners.cli.folders import workspace_of
-from runners.cli.options import JsonOption, ReasonOption, RunArg, WorkspaceOption
+from runners.cli.options import RUNS_PANEL, JsonOption, ReasonOption, RunArg, WorkspaceOption
 from runners.errors import ExitCode, RunnerError
 
 
 def add_to(app: typer.Typer) -> None:
     for command in (status, watch, stop, pause, skip, retry, console):
-        app.command()(command)
-    app.command("list")(list_runs)
+        app.command(rich_help_panel=RUNS_PANEL)(command)
+    app.command("list", rich_help_panel=RUNS_PANEL)(list_runs)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:

@@ -17,7 +17,7 @@ import typer
 import runners.cli.terminal as terminal
 from results.records.percent import format_percent
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
-from runners.cli.options import JsonOption
+from runners.cli.options import TRACES_PANEL, JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
@@ -103,7 +103,7 @@ def add_to(app: typer.Typer) -> None:
         trace_app.command()(command)
     trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)
     trace_app.command(cls=command_with(SCALING, LIMITS, ARRIVALS))(scale)
-    app.add_typer(trace_app, name="trace")
+    app.add_typer(trace_app, name="trace", rich_help_panel=TRACES_PANEL)
 
 
 def describe(

@@ -47,6 +47,12 @@ def test_every_command_and_option_has_help() -> None:
                 assert parameter.help, f"{name} --{parameter.name} is missing its help"
 
 
+def test_the_list_of_commands_is_grouped() -> None:
+    listed = [one for one in get_command(app).commands.values() if not one.hidden]  # type: ignore[attr-defined]
+    assert [one.name for one in listed if not isinstance(one.rich_help_panel, str)] == []
+    assert len({one.rich_help_panel for one in listed}) == 5
+
+
 def test_version_and_help_with_shell_completion(tmp_path: Path) -> None:
     assert tracon("--version", workspace=tmp_path).stdout.startswith("tracon ")
     shown = tracon("--help", workspace=tmp_path)
