@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from launch.profile import merge_tables
+from launch.profile import load_profile, merge_tables, profile_names
 from launch.redaction import PASS_ENV, redact_settings
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
@@ -29,13 +29,14 @@ def refuse_routing_options(options: RunOptions, why: str) -> None:
 def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:
     """A copy of the preset's tables over those of the preset that it is `like`, and the preset's name in errors.
 
-    Raises RunnerError naming the presets of the profile.
+    Raises RunnerError naming the presets of the profile, and the profiles that have this one.
     """
     if preset not in tables:
-        raise RunnerError(
-            f"profile {profile} has no preset {preset!r} for {experiment}",
-            remedy=f"choose one of: {', '.join(sorted(tables)) or 'none'}",
-        )
+        remedy = f"choose one of: {', '.join(sorted(tables)) or 'none'}"
+        others = [name for name in profile_names() if preset in load_profile(name).experiments.get(experiment, {})]
+        if others:
+            remedy += f"; or a profile that has it: --profile {' or '.join(others)}"
+        raise RunnerError(f"profile {profile} has no preset {preset!r} for {experiment}", remedy=remedy)
     where = f"profile {profile}, [experiment.{experiment}.{preset}]"
     return _inherit_tables(tables, preset, where, ()), where
 

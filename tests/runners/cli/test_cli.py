@@ -210,6 +210,11 @@ def test_an_unknown_experiment_and_preset_are_refused(tmp_path: Path) -> None:
     assert "demo" in refused(tracon("plan", "connector-tax", "--preset", "huge", workspace=tmp_path))
 
 
+def test_a_preset_of_another_profile_names_that_profile(tmp_path: Path) -> None:
+    text = refused(tracon("plan", "routing", "--preset", "fleet-light", workspace=tmp_path))
+    assert text.endswith("or a profile that has it: --profile h20-qwen3-coder-30b.")
+
+
 def test_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runners.campaign import disk
 
