@@ -20,7 +20,7 @@ patch_app = typer.Typer(
 )
 
 KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
-KindOption = Annotated[str, typer.Option("--kind", help="Which engine environment: `cpu` or `cuda`.")]
+KindOption = Annotated[str, typer.Option("--kind", help="Use the engine environment of this kind: `cpu` or `cuda`.")]
 NameArg = Annotated[
     str, typer.Argument(metavar="NAME", help="Name given at `engine up` (default there: the config's).")
 ]
@@ -144,8 +144,8 @@ def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
 def up(
     config: Annotated[str, typer.Argument(help="Connector config, e.g. `plain` or `mooncake_both`.")] = "plain",
     profile: ProfileOption = "cpu-tiny",
-    name: Annotated[str, typer.Option("--name", help="Name of the engine (default: the config's).")] = "",
-    port: Annotated[int | None, typer.Option("--port", help="Port to serve on (default: the profile's).")] = None,
+    name: Annotated[str, typer.Option("--name", help="Give the engine this name (default: the config's).")] = "",
+    port: Annotated[int | None, typer.Option("--port", help="Serve on this port (default: the profile's).")] = None,
     engine_python: PythonOption = None,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
@@ -196,7 +196,7 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
 
 def logs(
     name: NameArg,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of lines to print, from the end.")] = 40,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Print this many lines, from the end.")] = 40,
     workspace: WorkspaceOption = None,
 ) -> None:
     """Print the last lines of a standalone engine."""

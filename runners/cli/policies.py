@@ -88,7 +88,7 @@ def why(
 
 def whatif(
     run: RunOrLogArg,
-    policy: Annotated[str, typer.Option("--policy", "-P", help="Policy by name, or the path of a Python file.")],
+    policy: Annotated[str, typer.Option("--policy", "-P", help="Pick by this policy: a name or a Python file.")],
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a parameter of the policy (repeatable)."),
@@ -96,12 +96,12 @@ def whatif(
     owners: Annotated[
         str,
         typer.Option(
-            help="How to attribute a session to an instance: `recorded`, or the one that `served` its previous turn "
+            help="Attribute a session to its `recorded` owner, or to the instance that `served` its previous turn "
             "(for logs of policies that bind no sessions)."
         ),
     ] = "recorded",
     cell: CellOption = "",
-    show: Annotated[int, typer.Option("--show", min=0, help="Number of differing picks to print.")] = 10,
+    show: Annotated[int, typer.Option("--show", min=0, help="Print this many of the picks that differ.")] = 10,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -89,7 +89,7 @@ def capacity(
         list[str] | None, typer.Option("--policy", metavar="POLICY", help="Size for this policy (repeatable).")
     ] = None,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="MODEL", help="Engine model, by name or file (default: the preset's).")
+        str, typer.Option("--engine", metavar="MODEL", help="Use this engine model: a name or a file (default: the preset's).")
     ] = "",
     on: Annotated[
         str, typer.Option("--on", metavar="WHERE", help="Simulate on `local`, `ray` or `ray://HEAD:PORT`.")
@@ -98,13 +98,13 @@ def capacity(
         int | None, typer.Option("--max-instances", min=1, help="End the search there (default: the preset's).")
     ] = None,
     trials: TracesOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of traces and step noise.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Draw traces and step noise from this seed.")] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
     ] = None,
     profile: ProfileOption = "h20-qwen3-coder-30b",
-    preset: Annotated[str, typer.Option("--preset", help="Preset of the profile.")] = "fleet-size",
+    preset: Annotated[str, typer.Option("--preset", help="Use this preset of the profile.")] = "fleet-size",
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
     json: JsonOption = False,

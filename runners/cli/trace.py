@@ -53,7 +53,9 @@ TargetArg = Annotated[
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", "-f", help="`mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."),
+    typer.Option(
+        "--format", "-f", help="Read it as `mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same trace.")]
 _SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same trace", minimum=0)
