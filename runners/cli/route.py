@@ -134,7 +134,7 @@ EventsOption = Annotated[
 ]
 CapacityOption = Annotated[
     int | None,
-    typer.Option("--kv-capacity", min=1, help="Size of each instance's KV pool in tokens (default: ask the engines)."),
+    typer.Option("--kv-capacity", min=1, help="Assume KV pools of this many tokens each (default: ask the engines)."),
 ]
 TransportOption = Annotated[
     str | None,

@@ -242,7 +242,7 @@ def scale(
 
 def synth(
     out: TargetArg,
-    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="Number of sessions to generate.")] = 1000,
+    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="Generate this many sessions.")] = 1000,
     seed: SeedOption = 1,
     settings: Annotated[
         list[str] | None,
