@@ -27,8 +27,8 @@ NameArg = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (doctor, profiles):
-        app.command(rich_help_panel=HOST_PANEL)(command)
+    app.command(rich_help_panel=HOST_PANEL)(doctor)
+    app.command(rich_help_panel=HOST_PANEL)(profiles)
     engine_app.command()(install)
     engine_app.command()(up)
     engine_app.command()(down)

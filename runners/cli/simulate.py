@@ -90,7 +90,9 @@ def capacity(
     ] = None,
     engine: Annotated[
         str,
-        typer.Option("--engine", metavar="MODEL", help="Use this engine model: a name or a file (default: the preset's)."),
+        typer.Option(
+            "--engine", metavar="MODEL", help="Use this engine model: a name or a file (default: the preset's)."
+        ),
     ] = "",
     on: Annotated[
         str, typer.Option("--on", metavar="WHERE", help="Simulate on `local`, `ray` or `ray://HEAD:PORT`.")
