@@ -89,10 +89,7 @@ def capacity(
         list[str] | None, typer.Option("--policy", metavar="POLICY", help="Size for this policy (repeatable).")
     ] = None,
     engine: Annotated[
-        str,
-        typer.Option(
-            "--engine", metavar="MODEL", help="Use this engine model: a name or a file (default: the preset's)."
-        ),
+        str, typer.Option("--engine", metavar="MODEL", help="Use this model, by name or file (default: the preset's).")
     ] = "",
     on: Annotated[
         str, typer.Option("--on", metavar="WHERE", help="Simulate on `local`, `ray` or `ray://HEAD:PORT`.")
