@@ -48,7 +48,7 @@ RUN = SpecOptions(
     ),
 )  # fmt: skip
 """Options of `plan` and `run`; `ExperimentCommand` adds their meaning per experiment to the help."""
-ExperimentArg = Annotated[str, typer.Argument(help="Experiment to run.")]
+ExperimentArg = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Experiment to run.")]
 WorkspaceOption = Annotated[
     Path | None,
     typer.Option(
@@ -60,7 +60,7 @@ WorkspaceOption = Annotated[
 ]
 RunArg = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Run id, a unique beginning of it, or its folder; default: the newest."),
+    typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder; default: the newest."),
 ]
 RunsArg = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder.")]
 ComparedArg = Annotated[

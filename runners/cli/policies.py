@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 def policies(
     policy: Annotated[
-        str | None, typer.Argument(metavar="[POLICY]", help="Show only this policy, by name or path of a Python file.")
+        str | None, typer.Argument(metavar="POLICY", help="Show only this policy, by name or path of a Python file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
