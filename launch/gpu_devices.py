@@ -121,22 +121,22 @@ def second_devices(size: int, environ: Mapping[str, str] = os.environ, full: Col
     return ",".join(beside[:size]) if len(beside) >= size else ""
 
 
-def name_devices(places: Sequence[int], environ: Mapping[str, str] = os.environ) -> str:
-    """`CUDA_VISIBLE_DEVICES` for the GPUs at these places of those that this process may use.
+def name_devices(indexes: Sequence[int], environ: Mapping[str, str] = os.environ) -> str:
+    """`CUDA_VISIBLE_DEVICES` for the GPUs at these indexes of those that this process may use.
 
     Raises LaunchError where it may use fewer.
     """
     devices, named = _list_devices(environ), environ.get(VISIBLE)
     if named is None and not devices:  # nvidia-smi does not answer: the engine finds out
-        return ",".join(map(str, places))
-    if max(places) >= len(devices):
+        return ",".join(map(str, indexes))
+    if max(indexes) >= len(devices):
         whose = "this host has" if named is None else f"CUDA_VISIBLE_DEVICES={named} names"
         raise LaunchError(
-            f"{whose} {len(devices)} GPUs, and an engine wants number {max(places) + 1}",
+            f"{whose} {len(devices)} GPUs, and an engine wants number {max(indexes) + 1}",
             remedy="use a host with more, name more in CUDA_VISIBLE_DEVICES, or let engines share them: `gpus` of the "
             "preset (`--set gpus=1`)",
         )
-    return ",".join(devices[place] for place in places)
+    return ",".join(devices[index] for index in indexes)
 
 
 def _list_devices(environ: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ a new session nor a double fork takes a process out of reach; when either is kil
 
     owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": "", "own_folder": true}
     owner -> {"go": true}, {"note_memory": true}, {"stop": grace_s}
-    guard -> {"started": pid}, {"noted": segments}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
+    guard -> {"started": pid}, {"noted": segments}, {"exited": code}, {"gone": true}
 
 A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
 
@@ -176,17 +176,15 @@ def is_resource_tracker(pid: int) -> bool:
     return False
 
 
-def kill_descendants(main: int = 0) -> int:
-    """KILL everything below this process, repeatedly until nothing is left; returns how many it killed.
+def kill_descendants(main: int = 0) -> None:
+    """KILL everything below this process, repeatedly until nothing is left.
 
     Resource trackers come last: what they watch over would stay in /dev/shm. `main`: a child that has not been waited
     for (0 = none). It is killed although nothing can be read for want of descriptors or memory: it may hold them.
     """
-    killed: set[int] = set()
 
     def kill_main() -> None:
         if main:
-            killed.add(main)
             send_signal(main, signal.SIGKILL)
 
     trackers_until = time.monotonic() + TRACKER_GRACE_S
@@ -196,14 +194,12 @@ def kill_descendants(main: int = 0) -> int:
             break
         may_wait = time.monotonic() < trackers_until
         to_kill = [pid for pid in below if not (may_wait and is_resource_tracker(pid))]
-        killed.update(to_kill)
         for pid in to_kill:
             send_signal(pid, signal.SIGKILL)
         time.sleep(POLL_S)
         if main in reap():
             main = 0  # its pid may be another process's now
     reap()
-    return len(killed)
 
 
 def segments_of(pids: Iterable[int]) -> set[str]:
@@ -336,9 +332,9 @@ class Inner:
                 request, self.request = self.request, None
                 if self._start_engine(request, wake):
                     return
-        gone = self._end_engine(self.stop_grace_s if self.exit_code is None else 0.0, wake)
+        self._end_engine(self.stop_grace_s if self.exit_code is None else 0.0, wake)
         remove_sockets(self.sockets)
-        self._notify_owner({"gone": gone})
+        self._notify_owner({"gone": True})
         os._exit(0)
 
     def _wake_on_signals(self) -> int:
@@ -428,8 +424,8 @@ class Inner:
         self.body(request)
         return True
 
-    def _end_engine(self, grace_s: float | None, wake: int) -> dict[str, Any]:
-        """TERM to the engine, KILL to whatever is left; returns the message to the owner."""
+    def _end_engine(self, grace_s: float | None, wake: int) -> None:
+        """TERM to the engine, KILL to whatever is left."""
         if self.go >= 0:
             os.close(self.go)
             self.go = -1
@@ -445,12 +441,11 @@ class Inner:
                 self.asked = False
         if self.exit_code is not None:
             self._wait_for_close(wake)
-        killed = kill_descendants(self.child if self.exit_code is None else 0)
+        kill_descendants(self.child if self.exit_code is None else 0)
         remove_segments(self.segments)
         if self.child and self.exit_code is None:
             self.exit_code = -signal.SIGKILL
             self._notify_owner({"exited": self.exit_code})
-        return {"left": descendants(os.getpid()), "killed": killed}
 
     def _wait_for_close(self, wake: int) -> None:
         for pid in descendants(os.getpid()):
@@ -504,12 +499,11 @@ def _watch_inner(inner: int, control: socket.socket, sockets: str) -> NoReturn:
         if pid == inner:
             if status != 0:
                 segments = find_own_segments()
-                killed = kill_descendants()
+                kill_descendants()
                 remove_segments(segments)
                 remove_sockets(sockets)
-                gone = {"left": descendants(os.getpid()), "killed": killed}
                 with contextlib.suppress(OSError):
-                    control.sendall(json.dumps({"gone": gone}).encode() + b"\n")
+                    control.sendall(json.dumps({"gone": True}).encode() + b"\n")
             break
     os._exit(0)
 

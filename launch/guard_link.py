@@ -7,7 +7,6 @@ import json
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,6 @@ class GuardFailed(LaunchError):
     exit_code = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A guard's last message: processes it could not end (none unless the kernel hangs), how many needed KILL."""
-
-    left: tuple[int, ...]
-    killed: int
-
-
 class GuardLink:
     """One guard. Its socket lives in this process only: when this process dies, the guard ends what it holds.
 
@@ -42,8 +33,8 @@ class GuardLink:
         self._reader, self._writer = reader, writer
         self.exited: asyncio.Future[int] = loop.create_future()
         """Exit code of the engine's main process, minus the signal's number where one ended it."""
-        self.gone: asyncio.Future[Gone | None] = loop.create_future()
-        """Set when the guard has ended; None where it was killed and could not say what it left."""
+        self.gone: asyncio.Future[bool] = loop.create_future()
+        """Set when the guard has ended; False where it was killed, and may have left processes of its engine."""
         self.noted: asyncio.Future[int] = loop.create_future()
         """Segments of shared memory that the guard has noted; set by its answer to the first `note_memory`."""
         self._started: asyncio.Future[int] = loop.create_future()
@@ -104,7 +95,7 @@ class GuardLink:
         except (ConnectionError, ValueError):
             pass  # the guard was killed in the middle of a line: its end is what counts
         if not self.gone.done():
-            self.gone.set_result(None)
+            self.gone.set_result(False)
         self._writer.close()
 
     def _note_message(self, message: Mapping[str, Any]) -> None:
@@ -115,8 +106,7 @@ class GuardLink:
         elif "noted" in message and not self.noted.done():
             self.noted.set_result(int(message["noted"]))
         elif "gone" in message and not self.gone.done():
-            gone = message["gone"]
-            self.gone.set_result(Gone(tuple(gone["left"]), int(gone["killed"])))
+            self.gone.set_result(True)
 
 
 async def first_of(timeout_s: float, *futures: asyncio.Future[Any]) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from launch.connector_modules import CONNECTORS, list_modules
 from launch.errors import LaunchError
 
 KINDS = ("cpu", "cuda")
@@ -26,6 +25,15 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 LOCKS = Path(__file__).parent / "engines"
 DISK_BYTES: Mapping[str, int] = {"cpu": 6_000_000_000, "cuda": 25_000_000_000}
 """What must be free before an install: the environment, its bytecode, and the downloads in uv's cache."""
+
+CONNECTORS = ("mooncake", "nixl", "lmcache")
+_MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
+"""For each connector, the module that loads its compiled part; LMCache's has none."""
+_LMCACHE_ADAPTER = "lmcache.integration.vllm.vllm_v1_adapter"
+"""What vLLM's connector imports of LMCache."""
+_LMCACHE_KERNELS = ("cuda_ops", "c_ops")
+"""LMCache's kernels for a GPU: their name in 0.5.6, and an older one. If 0.5.6 cannot import them it copies KV with
+torch and only logs that: its tax would be another."""
 
 _MUST_IMPORT: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "vllm", "vllm.entrypoints.openai.api_server"),
@@ -201,6 +209,16 @@ def _plan_compile(python: str, partial: Path, root: Path) -> Step:
     packages = str(_locate_packages(partial))
     argv = (python, "-m", "compileall", "-q", "-j", "0", "-s", str(partial), "-p", str(root), packages)
     return Step("byte-compile, so that engines start faster", argv, 1800, fine_exit_codes=(0, 1))
+
+
+def list_modules(connector: str, kind: str, site_packages: Path) -> tuple[str, ...]:
+    """What an engine of this kind imports of a connector; before an install, of the locked one. All of it but
+    Mooncake's, which needs the driver's library, imports on a host without a GPU."""
+    if connector != "lmcache" or kind != "cuda":
+        return (_MODULES[connector],)
+    built = [name for name in _LMCACHE_KERNELS if any((site_packages / "lmcache").glob(f"{name}.*"))]
+    kernels = built[0] if built else _LMCACHE_KERNELS[0]
+    return (_LMCACHE_ADAPTER, f"lmcache.{kernels}")
 
 
 def _list_imports(kind: str, partial: Path) -> str:

@@ -135,8 +135,8 @@ class Instance:
                 raise
             return True
 
-    async def wait_ready(self, timeout_s: float) -> float:
-        """Wait until it serves its model; seconds since the start.
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Wait until it serves its model.
 
         Raises CrashedAtStart or ReadyTimeout, both with the log's last lines; PortTaken where another process answers.
         """
@@ -150,10 +150,8 @@ class Instance:
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
         self._link.note_memory()
-        ready_s = (time.perf_counter_ns() - self._started_ns) / 1e9
         others = [engine for engine in self._engines if engine is not self]
         self.held_mib = await measure_held(self.spec.devices, others)
-        return ready_s
 
     async def stop(self, grace_s: float, release_wait_s: float) -> str:
         """TERM, KILL after `grace_s`, verify that all of it is gone, then wait for the memory of its GPUs.
@@ -192,20 +190,19 @@ class Instance:
         A process that is still held up is left to later calls: its stacks and its length follow. After HOLD_CALLS
         calls, and in the `last` one, it is returned without its length.
         """
-        data = _read_at(self.spec.stderr, self._stalls_from)
-        whole = data if len(data) == DEATH_BYTES else data[: data.rfind(b"\n") + 1]
-        stalls, holds = stalls_in(whole.decode("utf-8", "replace"), self._holds_returned)
+        data = _read_whole_lines(self.spec.stderr, self._stalls_from)
+        stalls, holds = stalls_in(data.decode("utf-8", "replace"), self._holds_returned)
         if holds > self._holds_returned and self._hold_calls < HOLD_CALLS and not last:
             self._hold_calls += 1
             return ()
         self._hold_calls, self._holds_returned = 0, holds
-        self._stalls_from += len(whole)
+        self._stalls_from += len(data)
         return stalls
 
     def tail(self, lines: int) -> str:
         """The last lines this launch wrote: standard output, then standard error."""
-        parts = (_read_last_lines(path, start, lines) for path, start in self._log_from.items())
-        return "\n".join(part for part in parts if part)
+        parts = (_read_from(path, start, TAIL_BYTES).splitlines()[-lines:] for path, start in self._log_from.items())
+        return "\n".join(line for part in parts for line in part)
 
     def log(self) -> str:
         """Everything this launch has written so far."""
@@ -226,7 +223,7 @@ class Instance:
 
     async def _end_when_unguarded(self) -> None:
         """End from here what a guard that was killed has left."""
-        if await asyncio.shield(self._link.gone) is None:
+        if not await asyncio.shield(self._link.gone):
             with contextlib.suppress(ProcessesUnseen):  # `stop` looks again
                 await asyncio.to_thread(end_members, self.identity, 0.0)
 
@@ -248,23 +245,20 @@ class Instance:
 
     def _has_lost_engine(self) -> bool:
         """Whether the log names the end of a process that serves; each call reads what was written since the last."""
-        data = _read_at(self.spec.stderr, self._ends_from)
-        whole_lines = data.rfind(b"\n") + 1
-        self._ends_from += len(data) if len(data) == DEATH_BYTES and not whole_lines else whole_lines
+        data = _read_whole_lines(self.spec.stderr, self._ends_from)
+        self._ends_from += len(data)
         ends = child_ends(data.decode("utf-8", "replace"))
         self._lost = self._lost or any(end.is_engine and end.ended_by != "SIGTERM" for end in ends)
         return self._lost
 
     def _read_death(self) -> EngineDeath:
         lines = [line for line in self.tail(LAST_LINES).splitlines() if line.strip()]
-        death = read_death(self.exit_code, self._read_recent_log(), lines)
+        recent = "\n".join(_read_from(path, start, DEATH_BYTES) for path, start in self._log_from.items())
+        death = read_death(self.exit_code, recent, lines)
         if death.ended_by != "SIGKILL":
             return death
         pid = death.pid if death.process else self.pid
         return replace(death, kernel=oom.explain_kill(pid, self._started_ns / 1e9, self._oom_kills))
-
-    def _read_recent_log(self) -> str:
-        return "\n".join(_read_from(path, start, DEATH_BYTES) for path, start in self._log_from.items())
 
     def _make_timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
         tail = self.tail(LAST_LINES)
@@ -330,14 +324,13 @@ def _read_from(path: Path, start: int, at_most: int | None = None) -> str:
         return ""
 
 
-def _read_at(path: Path, start: int) -> bytes:
+def _read_whole_lines(path: Path, start: int) -> bytes:
+    """The whole lines from there on, DEATH_BYTES at most; a longer line comes in parts."""
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(DEATH_BYTES)
+            data = file.read(DEATH_BYTES)
     except OSError:
         return b""
-
-
-def _read_last_lines(path: Path, start: int, lines: int) -> str:
-    return "\n".join(_read_from(path, start, TAIL_BYTES).splitlines()[-lines:])
+    end = data.rfind(b"\n") + 1
+    return data[:end] if end or len(data) < DEATH_BYTES else data

@@ -52,7 +52,6 @@ def loadable(soname: str) -> bool:
 
 
 def apt_remedy(libraries: Sequence[Library]) -> str:
-    """What root would type."""
     return "apt-get install " + " ".join(sorted({library.package for library in libraries}))
 
 

@@ -89,8 +89,8 @@ def count_oom_kills(own: Path = OWN_CGROUP, root: Path = CGROUP_ROOT) -> int | N
         if controller not in paths:
             continue
         # A container that sees the host's path of its cgroup has the cgroup itself at the root.
-        for place in (folder / paths[controller].lstrip("/"), folder):
+        for cgroup in (folder / paths[controller].lstrip("/"), folder):
             with contextlib.suppress(OSError, KeyError, ValueError):
-                counts = dict(line.split() for line in (place / name).read_text().splitlines())
+                counts = dict(line.split() for line in (cgroup / name).read_text().splitlines())
                 return int(counts["oom_kill"])
     return None

@@ -9,12 +9,12 @@ Runs and standalone engines may share an environment. Each holds a `PatchUse` wh
 
 from __future__ import annotations
 
-import ast
 import base64
 import fcntl
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -174,12 +174,10 @@ def _read_source() -> _Source:
 
 
 def _read_version(init: bytes) -> str:
-    for node in ast.parse(init).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            if "__version__" in names:
-                return str(node.value.value)
-    raise PatchFailed("the package `patches` names no __version__", remedy="install Tracon again")
+    named = re.search(rb'^__version__ = "(.+)"$', init, re.MULTILINE)
+    if named is None:
+        raise PatchFailed("the package `patches` names no __version__", remedy="install Tracon again")
+    return named[1].decode()
 
 
 def _install_package(packages: Path, source: _Source) -> None:

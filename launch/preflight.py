@@ -32,8 +32,9 @@ from launch.preflight_checks import (
     requests_are_in_time,
     requests_complete,
 )
-from launch.preflight_proofs import BOOTSTRAP_PORT, PROOFS
+from launch.preflight_proofs import PROOFS
 from launch.profile import ConnectorConfig, Profile
+from launch.transfer_request import BOOTSTRAP_PORT
 from results.records.preflight import PreflightCheck
 
 

@@ -26,7 +26,7 @@ from launch.preflight_checks import (
     exposition,
     require_answered,
 )
-from launch.transfer_request import DECODE, PREFILL
+from launch.transfer_request import BOOTSTRAP_PORT, DECODE, PREFILL
 
 PROOF_TOKENS = 4096
 """The prompt of a proof, where the profile's context holds it."""
@@ -37,7 +37,6 @@ SAME_NATS = 0.5
 COMPARED_TOKENS = 2
 CONTROLS = 3
 """Two contexts may lead to one answer by chance; this many do not."""
-BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 ABORT_TIMEOUT = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
 DEFAULT_ABORT_TIMEOUT_S = 480.0
 POLL_S = 0.05

@@ -160,12 +160,10 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile_names() -> tuple[str, ...]:
-    """The profiles that come with Tracon."""
     return _list_names(PROFILES_FOLDER)
 
 
 def config_names() -> tuple[str, ...]:
-    """The configs that come with Tracon."""
     return _list_names(CONFIGS_FOLDER)
 
 

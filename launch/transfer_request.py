@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from launch.errors import LaunchError
 from launch.profile import ConnectorConfig, Kind
 
+BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+"""Sets the port on which a Mooncake engine is asked where to pull blocks from."""
 PREFILL, DECODE = "do_remote_decode", "do_remote_prefill"
 """A prefill request asks for a remote decode (`do_remote_decode`), and the other way round."""
 _FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {

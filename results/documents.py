@@ -9,22 +9,45 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from results.records.declaration import Declared, Field, fields_of
+from results.records.declaration import Declared, Field, fields_of, records_inside
 from results.records.declared import DECLARED, OTHER_FILES
 from results.registry import all_results
 from results.report.documents import DOCUMENTS
 
 
 def list_declared() -> tuple[Declared, ...]:
-    """Those of every run, then those of each registered experiment."""
+    """Those of every run, then those of each registered experiment; after each the records in its fields."""
     own = tuple(replace(one, experiment=results.name) for results in all_results() for one in results.declared())
-    return (*DECLARED, *DOCUMENTS, *own)
+    return tuple(_add_inside((*DECLARED, *DOCUMENTS, *own)))
+
+
+def _add_inside(declared: Sequence[Declared]) -> Iterator[Declared]:
+    """Each, then the records in its fields that are not among them; `where` of these names every record with one."""
+    stated = {one.record for one in declared}
+    holders: dict[type, dict[str, str]] = {}
+    """Of each record inside others: their names, and whose runs have them."""
+    listed: list[Declared] = []
+    for one in declared:
+        of_one = [one]
+        for holder in of_one:  # it grows by what is inside
+            for record in records_inside(holder.record):
+                if record not in stated and record not in holders:
+                    of_one.append(Declared(record, ()))
+                holders.setdefault(record, {})[holder.record.__name__] = one.experiment
+        listed += of_one
+    for one in listed:
+        if one.where:
+            yield one
+        else:
+            own = holders[one.record]
+            experiment = one.experiment if len(set(own.values())) > 1 else next(iter(own.values()))
+            yield Declared(one.record, tuple(f"in {name}" for name in own), experiment=experiment)
 
 
 _OPENING = """\
@@ -73,8 +96,8 @@ _ABOUT_SCHEMAS = (
     "without a slash. A file that several experiments write has one option for each. `$defs` has every record in its "
     "present version, with its files in `$comment`; one that is no JSON, as a row of a CSV, is described as it is "
     "read: an empty cell is null, and a mapping or a record stands for a column per key or field. Readers ignore keys "
-    "that they do not know; those of a trace refuse them. The document itself accepts any value: validate against an "
-    "entry of `files` or `$defs`."
+    "that they do not know; those of a trace and of an engine model refuse them. The document itself accepts any "
+    "value: validate against an entry of `files` or `$defs`."
 )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from launch.death import name_code
-from results.records.declaration import UnknownVersion, Upgrade, decode_versioned
+from results.records.declaration import UnknownVersion, Upgrade, explain_unknown_field, upgrade_row
 from results.records.errors import DAMAGED_JSON, SpecError
 from runners.errors import RunnerError
 
@@ -205,16 +205,22 @@ def read_spec(
 ) -> Spec:
     """The spec in a JSON file; `what` is its name. Raises `refusal` naming the file and the field that is wrong.
 
-    A spec that states no version is of the first.
+    A spec that states no version is of the first. A field that it does not have is wrong: ignored, a misspelled limit
+    would have its default.
     """
     try:
-        return decode_versioned(path.read_bytes(), kind, version, upgrades, unstated=1)
+        row = upgrade_row(path.read_bytes(), version, upgrades, unstated=1)
+        spec = msgspec.convert(row, kind)
+        unknown = explain_unknown_field(row, msgspec.to_builtins(spec) | {"version": version})
     except OSError as error:
         raise refusal(f"{what} {path}: {error.strerror}", remedy=f"Give the path of a {what} (JSON).") from error
     except SpecError as error:
         raise refusal(str(error), remedy=error.remedy) from error
     except (UnknownVersion, *DAMAGED_JSON) as error:
         raise refusal(f"{what} {path}: {error}", remedy=f"Correct that field of the {what}.") from error
+    if unknown:
+        raise refusal(f"{what} {path}: {unknown}", remedy=f"Correct that field of the {what}.")
+    return spec
 
 
 def end_on_signals(stop: Callable[[], None]) -> None:
@@ -222,6 +228,11 @@ def end_on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    accept_sigterm()
+
+
+def accept_sigterm() -> None:
+    """In the child: handle SIGTERM from now on, also one that came while it started; `start_child` has it blocked."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

@@ -41,6 +41,6 @@ async def resolve_target(url: str, refusal: type[RunnerError]) -> Target:
     port = port or (443 if tls else 80)
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host can be written so
         raise refusal(f"{url}: host {name!r} has no address ({error})", remedy="Correct the URL.") from error
     return Target(str(addresses[0][4][0]), port, parts.netloc.rpartition("@")[2], name, parts.path.rstrip("/"), tls)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from results.records import events
+from results.records.count import format_count
 from results.records.events import CellState, InstanceState, RunState, StageState
 from results.records.gpu import describe_gpu
 from results.records.named_number import list_numbers
@@ -111,7 +112,7 @@ def _join_reason(what: str, reason: str) -> str:
 
 def _describe_plan(event: events.RunPlanned) -> str:
     plan = event.plan
-    cells = f"{len(plan.cells)} cell{'' if len(plan.cells) == 1 else 's'}"
+    cells = format_count(len(plan.cells), "cell", "cells")
     return f"{plan.experiment} on {plan.profile}/{plan.preset}: {cells}, about {plan.estimated_s:.0f} s"
 
 

@@ -6,9 +6,10 @@ A policy may refuse the same session turn after turn: refusals are counted, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from results.records.declaration import pick_fields
 from results.records.events import MigrationChanged
 from results.records.migrations import MigrationStep
 
@@ -151,9 +152,8 @@ def _count_step(before: MigrationCounts, event: MigrationChanged, attempt: int) 
 def _add_step(rows: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
     """The rows with the migration's newest step, at its old place where it has one."""
     ends = event.phase in ("done", "failed")
-    step = {each.name: getattr(event, each.name) for each in fields(MigrationStep)}
     row = Migration(
-        **step,
+        **pick_fields(event, MigrationStep),
         cell=event.cell,
         attempt=attempt,
         t_unix_s=event.t_unix_s,

@@ -22,7 +22,7 @@ def submit(store: RunStore, action: str, target: str = "", reason: str = "", by:
 
     Raises RequestRefused for an action or target that does not exist, and where no process runs the run.
     """
-    _check_request(store.plan, action, target)
+    check_request(store.plan, action, target)
     _require_runner(store)
     with store.transaction() as transaction:
         (number,) = transaction.connection.execute("SELECT coalesce(max(request), 0) + 1 FROM requests").fetchone()
@@ -67,7 +67,8 @@ def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> b
     return True
 
 
-def _check_request(plan: RunPlan, action: str, target: str) -> None:
+def check_request(plan: RunPlan, action: str, target: str) -> None:
+    """Raises RequestRefused for an action or target that does not exist, with the nearest that do."""
     if action not in ACTIONS:
         raise RequestRefused(f"no such request: {action!r}", remedy=f"ask for one of {', '.join(ACTIONS)}")
     if action not in _TARGETED:

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import launch.doctor
 import launch.gpu_checks
 import launch.gpu_devices
 import launch.rdma_checks
+from launch.profile import Profile, load_profile
 
 DRIVER_TEXT = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\n"
 SMI = """#!/bin/sh
@@ -50,6 +52,13 @@ else
 fi
 """
 """As nvidia-smi it ignores CUDA_VISIBLE_DEVICES."""
+
+
+def cuda_profile(memory_share: float | None = None) -> Profile:
+    """A small model on a GPU; `memory_share`: of its memory, for an engine."""
+    profile = load_profile("h200-qwen3-0.6b-dummy")
+    engine = msgspec.structs.replace(profile.engine, gpu_memory_utilization=memory_share)
+    return msgspec.structs.replace(profile, engine=engine)
 
 
 class NVMLError(Exception):

@@ -49,6 +49,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
         "results.measures.amplification", "runners.load.fidelity", "runners.load.recent_latencies",
     ),
     "knows which paths the router serves": ("runners.router.server.paths",),
+    "declares a request as it was parsed, and its lines that go on": ("runners.router.server.http_message",),
     "bounds the memory that requests take, and refuses none here": ("runners.router.server.held_bytes",),
     "health and changes of instances: they follow from turns and change nothing of one": (
         "results.records.instance_events", "runners.router.breaker", "runners.router.health",
@@ -69,7 +70,7 @@ AROUND: Mapping[str, tuple[str, ...]] = {
     "what a cell publishes beside its turns": (
         "launch.redaction", "results.records.gpu", "results.records.routing_cells", "results.records.samples",
         "runners.campaign.context", "runners.campaign.experiment", "runners.campaign.provenance",
-        "runners.experiments.routing.kv_movements", "runners.samplers.engine_counters",
+        "runners.samplers.engine_counters",
     ),
     "names and percentiles of a cell's summary": ("results.measures.replay_numbers", "results.measures.summary"),
     "a number with its interval, as a step hands it on": ("results.records.estimate",),

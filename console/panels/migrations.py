@@ -15,6 +15,7 @@ from console.rows.routing import explain_absence, is_current, is_routed, place_o
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
 from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
+from results.records.count import format_count
 from results.records.events import CellState
 from results.records.named_number import NOT_MEASURED, digits
 from results.report.terms import term
@@ -84,7 +85,7 @@ def describe_cell(picture: Picture, cell_id: str, width: int) -> tuple[Cell, ...
     started = counts.of("started")
     entries: tuple[Cell, ...] = (
         ((f"{past.policy}  " if past else "", "bold"), (f"{cell_id}  {place}", "dim")),
-        ((f"{started} migration{'' if started == 1 else 's'}  {counts.of('refused')} refused  ", ""),),
+        ((f"{format_count(started, 'migration', 'migrations')}  {counts.of('refused')} refused  ", ""),),
         ((f"moved {say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}", "dim"),),
     )
     partial = (((SEEN_LIVE, "warn"),),) if _is_seen_in_part(picture.view) else ()
@@ -263,7 +264,7 @@ def _list_stays(picture: Picture, cell_id: str, session: str) -> tuple[Stay, ...
 
 def _format_stay(stay: Stay, end: float | None) -> str:
     length = f"for {say.duration(end - stay.since_unix_s)}" if end is not None else "since then"
-    picks = f"{stay.picks} pick{'' if stay.picks == 1 else 's'} seen"
+    picks = f"{format_count(stay.picks, 'pick', 'picks')} seen"
     came = f"migrated, by {stay.why}" if stay.migration and stay.why != "migrated" else stay.why
     return f"{stay.instance} {length}, {picks}; {came}"
 

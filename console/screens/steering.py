@@ -12,6 +12,7 @@ from console import actions, steer
 from console.feed import Picture
 from console.screens.dialogs import Confirm, Menu, Offer, Skip
 from console.screens.looking import LookingScreen
+from results.records.count import format_count
 from results.records.events import CellState, RunState
 
 
@@ -138,4 +139,4 @@ class SteeringScreen(LookingScreen):
 
 
 def _to_run(cells: int) -> str:
-    return f"{cells} cell{'' if cells == 1 else 's'} not yet measured"
+    return f"{format_count(cells, 'cell', 'cells')} not yet measured"

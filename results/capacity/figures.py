@@ -10,10 +10,11 @@ import pandas as pd
 from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
 from results.capacity.search import best_split
+from results.measures.summary import bounded_columns
 from results.records.count import format_count
 from results.report.direct_labels import Named, label_lines
-from results.report.figure import Figure
-from results.report.ink import plain_ticks, sheet, title_sheet
+from results.report.figure import Figure, has_values
+from results.report.ink import plain_ticks, sheet
 from results.report.marks import column, draw_line
 from results.report.policy_pens import assign_pens
 from results.statistics.judgement import Outcome
@@ -26,7 +27,7 @@ TITLE = "Fewest instances that hold the objective"
 
 def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     table = pd.DataFrame(_list_rows(analysis))
-    if table.empty or table["value"].isna().all():
+    if not has_values(table):
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
@@ -53,9 +54,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
                     "size": size.text,
                     "metric": limit.title,
                     "limit_s": limit.limit_s,
-                    "value": estimate.value,
-                    "value_low": estimate.low,
-                    "value_high": estimate.high,
+                    **bounded_columns("value", estimate),
                     "reason": estimate.reason or "",
                     "objective": name_outcome(point),
                     "simulated": analysis.facts.simulated,
@@ -65,7 +64,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
 def draw_capacity(figure: Figure) -> Drawing:
     """A panel per limit, a line per policy with its name at its end."""
     table = figure.table
-    drawing = sheet(5.2 * len(figure.lines), 3.4)
+    drawing = sheet(5.2 * len(figure.lines), 3.4, f"SIMULATED: {figure.title}")
     panels = drawing.subplots(1, len(figure.lines), squeeze=False)[0]
     for axes, (name, limit_s) in zip(panels, figure.lines.items(), strict=True):
         rows = table[(table["metric"] == name) & table["value"].notna()]
@@ -83,5 +82,4 @@ def draw_capacity(figure: Figure) -> Drawing:
         axes.set_xlabel("instances")
         axes.xaxis.get_major_locator().set_params(integer=True)
         label_lines(axes, ends)
-    title_sheet(drawing, f"SIMULATED: {figure.title}")
     return drawing

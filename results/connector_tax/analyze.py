@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from results.connector_tax.attribution import Attribution, attribute_taxes
-from results.connector_tax.capacity import CapacityCost, measure_capacity
+from results.connector_tax.capacity import CapacityCost, measure_capacity, measure_goodput
 from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
@@ -21,7 +21,6 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.drift import measure_drifts
 from results.connector_tax.engine_changes import EngineChange, list_engine_changes
-from results.connector_tax.goodput import measure_goodput
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned

@@ -11,15 +11,23 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 
 from results.connector_tax.configs import BASELINE, REPEAT
+from results.connector_tax.read import read_cell_record, read_cell_requests
 from results.connector_tax.saturation_criteria import LIMITS
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import relate
+from results.measures.latency import TPOT, TTFT, metric_values
+from results.measures.requests import due_in_window
 from results.records.estimate import Estimate, figure, unknown
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import CellSaturation
+from results.records.schemas import RequestStatus
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import Verdict, judged, name_remedy, withheld
@@ -45,7 +53,6 @@ class CapacityCost:
     """The capacity of one config, over the rates of Phase A."""
 
     config: str
-    """The engine configuration."""
     sustained_per_s: tuple[float | None, ...]
     """By launch: the highest rate below its first saturated one; None = not even the lowest rate."""
     next_per_s: tuple[float | None, ...]
@@ -172,6 +179,27 @@ def _bound_peak(launches: Mapping[int, Sequence[CellSummary]]) -> float | None:
 def _list_throughputs(cells: Sequence[CellSummary]) -> list[float]:
     rates = (cell.value("effective_throughput_per_s") for cell in cells)
     return [rate for rate in rates if rate is not None]
+
+
+def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:
+    """The requests due in the window that completed within the SLO, per second of it.
+
+    A request of one token has no TPOT. Raises ArtifactError where the cell's record cannot be read.
+    """
+    record = read_cell_record(cell_json)
+    frame, gaps = read_cell_requests(cell_json, record)
+    if frame is None:
+        return unknown("; ".join(gap.reason for gap in gaps))
+    due = due_in_window(frame, record)
+    completed = due[due["status"] == RequestStatus.OK.value]
+    values = metric_values(pa.Table.from_pandas(completed, preserve_index=False))
+    met = np.ones(len(completed), dtype=np.bool_)
+    if slo.ttft_s is not None:
+        met &= values[TTFT.name] <= slo.ttft_s
+    if slo.tpot_s is not None:
+        met &= np.isnan(values[TPOT.name]) | (values[TPOT.name] <= slo.tpot_s)
+    window_s = (record.t_window_end_ns - record.t_window_start_ns) / 1e9
+    return Estimate(float(met.sum()) / window_s, n=len(due))
 
 
 def _measure_goodputs(

@@ -40,7 +40,6 @@ class Decomposition:
     """One config's tax at ref_safe (Phase A shape) split in two: total = framework + implementation."""
 
     config: str
-    """The engine configuration."""
     metric: Metric
     """A latency tax, or that of the whole engine step (us)."""
     total: Estimate
@@ -95,7 +94,6 @@ class TaxAmplification:
     """What queueing adds to one config's tax: tax(ref_load) - tax(ref_safe), at the same shape."""
 
     config: str
-    """The engine configuration."""
     shape: Shape
     """What each request asks for."""
     phases: tuple[str, str]

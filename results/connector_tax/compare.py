@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from results.connector_tax.analyze import Analysis
-from results.connector_tax.combined_taxes import MOONCAKE
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.saturation import describe_rate
 from results.connector_tax.tax import RATIOS, TITLES, TaxRow
-from results.connector_tax.verdicts import COMPARED
+from results.connector_tax.verdicts import name_loads
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.comparison import Comparable, Measure
 from results.statistics.estimates import cut_bounds
 from results.statistics.trials import estimate
-
-_OF_TRENDS = {"input_tokens": "H5", "output_tokens": "H6"}
-"""The length of a trend to the hypothesis that it judges."""
 
 
 def build_comparable(analysis: Analysis) -> Comparable:
@@ -27,23 +23,8 @@ def build_comparable(analysis: Analysis) -> Comparable:
         measures=(*_list_taxes(analysis), *_list_latencies(analysis, measurements)),
         judgements=analysis.verdicts,
         stated={name: f"{describe_rate(rates.rate(name))}: {rates.reason_for(name)}" for name in (REF_SAFE, REF_LOAD)},
-        loads=_find_loads(analysis),
+        loads=name_loads(rates, analysis.taxes, analysis.trends),
     )
-
-
-def _find_loads(analysis: Analysis) -> dict[str, str]:
-    """What each hypothesis rests on: H1 to H4 on ref_safe and the shape of Phase A, H5 and H6 on the rates of a trend.
-
-    Two runs with other reference rates judge one hypothesis at two loads; their answers do not contradict each other.
-    """
-    swept = sorted({str(cell.shape) for cell in analysis.cells if cell.phase == "A"})
-    at_ref_safe = ", ".join((describe_rate(analysis.rates.ref_safe_per_s), *swept))
-    loads = dict.fromkeys(COMPARED, at_ref_safe)
-    for trend in analysis.trends:
-        if trend.config == MOONCAKE and trend.at is None and trend.rates_per_s:
-            rates = " and ".join(f"{rate:g}" for rate in trend.rates_per_s)
-            loads[_OF_TRENDS[trend.along]] = f"{rates} req/s"
-    return loads
 
 
 def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[Measure]:
@@ -52,9 +33,15 @@ def _list_latencies(analysis: Analysis, measurements: Measurements) -> Iterator[
         at = {"phase": load.phase, "req/s": f"{load.rate_per_s:g}", "shape": str(load.shape), "config": config}
         for metric, series in RATIOS.items():
             measured = cut_bounds(estimate(measurements.get(load, config, series)))
-            own = f"{series} p90 of {config} in {load.phase} at {load.rate_per_s!r} req/s, {load.shape}"
+            own = f"{series} p90 of {config} in {_name_part(load.phase)} at {load.rate_per_s!r} req/s, {load.shape}"
             key, degrees = {**at, "latency": TITLES[metric]}, measured.launches - 1
             yield Measure("Latencies", key, measured, "ms", 1e3, degrees=degrees, id=own)
+
+
+def _name_part(phase: str) -> str:
+    """B' counts as Phase B: one run measures them at two rates, and the rate of the one may be that of the other in
+    another run."""
+    return "B" if phase == "Bp" else phase
 
 
 def _list_taxes(analysis: Analysis) -> Iterator[Measure]:
@@ -79,15 +66,14 @@ def _identify(row: TaxRow) -> tuple[object, ...]:
 def _build_tax(row: TaxRow) -> Measure:
     """With bounds that hold for the config by itself, because the two runs may have different numbers of configs.
 
-    A tax is of a load: its rate identifies it, whichever reference rate the run calls that. B' counts as Phase B: one
-    run measures them at two rates, and the rate of the one may be that of the other in another run.
+    A tax is of a load: its rate identifies it, whichever reference rate the run calls that.
     """
     rate = f"{row.rate_per_s:g}"
     key = {
         "reference": row.reference, "phase": row.phase, "req/s": rate, "shape": str(row.shape), "config": row.config,
         "tax": TITLES[row.metric],
     }  # fmt: skip
-    cost, part = row.alone or row.estimate, "A" if row.phase == "A" else "B"
+    cost = row.alone or row.estimate
     return Measure(
         "Taxes",
         key,
@@ -96,5 +82,5 @@ def _build_tax(row: TaxRow) -> Measure:
         ratio=False,
         verdict=row.verdict,
         degrees=row.degrees or cost.launches - 1,
-        id=f"{row.metric} of {row.config} in {part} at {rate} req/s, {row.shape}",
+        id=f"{row.metric} of {row.config} in {_name_part(row.phase)} at {rate} req/s, {row.shape}",
     )

@@ -18,7 +18,7 @@ from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE
-from results.report.figure import Figure
+from results.report.figure import Figure, has_values, join_range
 from results.report.terms import begin_sentence
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
@@ -50,7 +50,7 @@ def latency_by_rate(analysis: Analysis, number: int, latency: str) -> Figure:
     title = f"{name} by send rate, Phase A"
     cells = _phase_a(analysis)
     table = pd.DataFrame(_rate_rows(analysis, cells, {value: value}))
-    if table.empty or table[value].isna().all():
+    if not has_values(table, value):
         return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
     caption = (
         f"{name} in ms of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
@@ -65,7 +65,7 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     cells = _phase_a(analysis)
     values = {"achieved_per_s": "effective_throughput_per_s", "ratio": "throughput_ratio"}
     table = pd.DataFrame(_rate_rows(analysis, cells, values))
-    if table.empty or table["achieved_per_s"].isna().all():
+    if not has_values(table, "achieved_per_s"):
         return Figure(3, title, missing=_why_no_curve(analysis, cells, "throughput"))
     knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     table["saturation_rate_per_s"] = table["config"].map(knees)
@@ -124,8 +124,7 @@ def name_absent(analysis: Analysis) -> str:
 
 def describe_launches(counts: Iterable[int]) -> str:
     """`3 launches per config`, or `1 to 3 launches per config`; a config that has none is left out."""
-    known = sorted({int(count) for count in counts if count})
-    ends = " to ".join(str(count) for count in known[:1] + known[1:][-1:]) or "0"
+    ends = join_range(int(count) for count in counts if count) or "0"
     return f"{ends} {'launch' if ends == '1' else 'launches'} per config"
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from results.connector_tax.attribution import CallbackShares
-from results.connector_tax.capacity import CapacityCost, Relative
+from results.connector_tax.capacity import CapacityCost
 from results.connector_tax.combined_taxes import Additivity, Decomposition, TaxAmplification
 from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.launch_noise import LaunchNoise
-from results.connector_tax.summary import CellSummary, Shape
-from results.connector_tax.tax import Metric, TaxedRate
+from results.connector_tax.summary import CellSummary, ConfigAtRate
+from results.connector_tax.tax import Metric, TaxedConfig, TaxedRate
 from results.connector_tax.trends import Trend
 from results.measures.drift import Drift
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.records.reference_rates import CellSaturation, ReferenceRates
@@ -55,7 +55,6 @@ class ConfigCells:
     """`summary.json` of a config: its cells."""
 
     format: int
-    """Format of this document."""
     cells: tuple[JudgedCell, ...]
     """By file name."""
 
@@ -67,7 +66,6 @@ class _TaxedLoad(TaxedRate):
     output_tokens: int
     """Output length."""
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
 
@@ -96,13 +94,7 @@ class TaxFileRow(Estimate, _TaxedLoad):
 
 
 @dataclass(frozen=True)  # without slots, as TaxedRate
-class _AttributedTax(TaxedRate):
-    shape: Shape
-    """What each request asks for."""
-    config: str
-    """The engine configuration."""
-    metric: Metric
-    """What is taxed."""
+class _AttributedTax(TaxedConfig):
     tax: Estimate
     """The tax."""
 
@@ -117,7 +109,6 @@ class TaxDocument:
     """`tax.json`: the taxes, and what explains them."""
 
     format: int
-    """Format of this document."""
     taxes: tuple[TaxFileRow, ...]
     """By load, config and metric."""
     noise_floor: tuple[TaxFileRow, ...]
@@ -137,7 +128,6 @@ class TaxVerdicts:
     """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes that they rest on."""
 
     format: int
-    """Format of this document."""
     verdicts: tuple[Judgement, ...]
     """H1 to H6."""
     criteria: tuple[Judgement, ...]
@@ -155,19 +145,9 @@ class TaxVerdicts:
 
 
 @dataclass(frozen=True, slots=True)
-class TaxedCellRow:
+class TaxedCellRow(ConfigAtRate):
     """A row of `aggregate.csv`: one cell."""
 
-    cell: str
-    """As the plan names it."""
-    config: str
-    """The engine configuration."""
-    phase: str
-    """`A`, `B`, `Bp` (B') or `confirm`."""
-    trial: int
-    """From 0."""
-    rate_per_s: float
-    """As requested."""
     input_tokens: int
     """Prompt length."""
     output_tokens: int
@@ -193,13 +173,8 @@ class TaxedCellRow:
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(TaxAggregate, ("aggregate.json",)),
     Declared(ConfigCells, ("results/<date>_<config>/summary.json",)),
-    Declared(JudgedCell, ("in TaxAggregate", "in ConfigCells")),
-    *declare_inside(JudgedCell, Shape, JudgedSaturation),
     Declared(TaxedCellRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(TaxDocument, ("tax.json",)),
     Declared(TaxFileRow, ("tax.csv", "in TaxDocument")),
-    *declare_inside(TaxDocument, LaunchNoise, AttributedTax, EngineChange, CapacityCost),
-    *declare_inside(CapacityCost, Relative),
     Declared(TaxVerdicts, ("verdicts.json",)),
-    *declare_inside(TaxVerdicts, Decomposition, Additivity, TaxAmplification, Trend, Drift),
 )

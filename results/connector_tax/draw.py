@@ -14,19 +14,10 @@ from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.records.reference_rates import REF_LOAD, REF_SAFE
+from results.report import marks
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet, title_sheet
-from results.report.marks import (
-    Bars,
-    draw_bars,
-    draw_grid,
-    draw_line,
-    grid_values,
-    name_bars,
-    name_rows,
-    set_apart,
-)
+from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,12 +38,11 @@ def draw_latency(figure: Figure) -> Drawing:
     drawing = sheet(8, 3.9 + 0.2 * len(marked))
     axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + max(len(marked), 1)))
     _draw_references(axes, figure)
-    apart, ends = set_apart(configs), []
+    apart, ends = marks.set_apart(configs), []
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table[value].notna()]
-        at = rows["rate_per_s"].to_numpy(dtype=np.float64) * apart[config]
-        draw_line(axes, at, rows, value, pen, 1e3)
-        height = rows[value].to_numpy(dtype=np.float64) * 1e3
+        at, height = marks.column(rows, "rate_per_s", apart[config]), marks.column(rows, value, 1e3)
+        marks.draw_line(axes, at, rows, value, pen, 1e3)
         hollow = (rows["degraded"] != "").to_numpy()
         axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
         crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
@@ -71,12 +61,12 @@ def draw_latency(figure: Figure) -> Drawing:
 
 def _list_marks(table: pd.DataFrame, config: str) -> list[tuple[float, str]]:
     """Rate and text of each cell in which criteria fired, or that could not be judged."""
-    marks = []
+    cells = []
     for row in table[table["config"] == config].to_dict("records"):
         text = " ".join(f"×{number}" for number in row["criteria_fired"].split(",") if number)
         text = "?" if row["saturated"] is None else text
-        marks += [(float(row["rate_per_s"]), text)] if text else []
-    return marks
+        cells += [(float(row["rate_per_s"]), text)] if text else []
+    return cells
 
 
 def _draw_criteria(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
@@ -99,8 +89,7 @@ def _draw_references(axes: Axes, figure: Figure) -> None:
             rates.setdefault(rate, []).append(name)
     for rate, names in rates.items():
         axes.axvline(rate, color="#a0a0a0", linewidth=5, alpha=0.35, zorder=0)
-        axes.annotate(" = ".join(names), (rate, 1), xycoords=("data", "axes fraction"), xytext=(0, 1),
-                      textcoords="offset points", ha="center", va="bottom", fontsize=7.5, color="#555555")  # fmt: skip
+        marks.write_note(axes, " = ".join(names), (rate, 1), (0, 1), xycoords=marks.ON_COLUMN, ha="center", va="bottom")
 
 
 def draw_throughput(figure: Figure) -> Drawing:
@@ -111,17 +100,17 @@ def draw_throughput(figure: Figure) -> Drawing:
     drawing = sheet(8, 5.4)
     axes, ratio = drawing.subplots(2, 1, sharex=True, height_ratios=(5, 4))
     axes.plot(rates, rates, color="#808080", linestyle="--", linewidth=1)
-    apart, ends = set_apart(configs), [Named(rates[-1], rates[-1], "y = x", "#808080")]
+    apart, ends = marks.set_apart(configs), [Named(rates[-1], rates[-1], "y = x", "#808080")]
     for config, pen in pens(configs, CONFIG_PENS).items():
         rows = table[(table["config"] == config) & table["achieved_per_s"].notna()]
         short = np.array(["1" in fired.split(",") for fired in rows["criteria_fired"]], dtype=bool)
-        at = rows["rate_per_s"].to_numpy(dtype=np.float64)
-        for panel, column, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
-            height = rows[column].to_numpy(dtype=np.float64)
+        at = marks.column(rows, "rate_per_s")
+        for panel, name, x in ((axes, "achieved_per_s", at), (ratio, "ratio", at * apart[config])):
+            height = marks.column(rows, name)
             panel.plot(x, height, **pen.line())
             panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
         ends += [Named(float(at[-1]), float(rows["achieved_per_s"].iloc[-1]), config, pen.color)] if len(at) else []
-    plain_ticks(axes, "y", table["achieved_per_s"].dropna(), spread=2)
+    plain_ticks(axes, "y", marks.column(table, "achieved_per_s"), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     _list_knees(ratio, table)
@@ -146,15 +135,14 @@ def _list_knees(axes: Axes, table: pd.DataFrame) -> None:
     lines = ["knee (first saturated rate):"]
     for where, configs in knees.items():
         lines += [f" {where}", *(f"    {config}" for config in configs)]
-    axes.annotate("\n".join(lines), (1, 1), xycoords="axes fraction", xytext=(8, 0), textcoords="offset points",
-                  ha="left", va="top", fontsize=7.5)  # fmt: skip
+    marks.write_note(axes, "\n".join(lines), (1, 1), (8, 0), xycoords="axes fraction", va="top", color="black")
 
 
 def draw_cdf(figure: Figure) -> Drawing:
     """Figure 6: a panel per series of steps."""
     table = figure.table
     series = [name for name in CDF_SERIES if name in set(table["series"])]
-    drawing = sheet(2 + 4.6 * len(series), 4)
+    drawing = sheet(2 + 4.6 * len(series), 4, figure.title)
     panels = drawing.subplots(1, len(series), sharey=True, squeeze=False)[0]
     ink = pens(table["config"], CONFIG_PENS)
     for panel, name in zip(panels, series, strict=True):
@@ -170,7 +158,6 @@ def draw_cdf(figure: Figure) -> Drawing:
         panel.set_ylim(-0.01, 1.01)
         label_lines(panel, _name_distributions(inside, ink))
     panels[0].set_ylabel("share of steps")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -188,16 +175,13 @@ def _name_distributions(rows: pd.DataFrame, ink: Mapping[str, Pen]) -> Iterator[
 def _prepare(rows: pd.DataFrame, configs: Sequence[str], value: str = "tax") -> pd.DataFrame:
     """The rows of `configs` in their order, with the columns that `draw_bars` reads; `value`: column and prefix."""
     sides = ("low", "high") if value == "tax" else (f"{value}_low", f"{value}_high")
-    bars = rows.set_index("config").reindex(list(configs))
-    named = dict(zip(("value", "low", "high"), (value, *sides), strict=True))
-    columns: dict[str, Any] = {
-        name: bars[source].astype(object).where(bars[source].notna(), None) for name, source in named.items()
-    }
-    if "verdict" in bars and value == "tax":
-        columns["note"] = [_note(row) for row in bars.to_dict("records")]
-    if "saturated" in bars:
-        columns["saturated"] = bars["saturated"] == True  # noqa: E712 - NaN where no cell was measured
-    return pd.DataFrame(columns, index=bars.index)
+    shown = rows.set_index("config").reindex(list(configs))
+    bars = shown[[value, *sides]].astype(float).set_axis(["value", "low", "high"], axis="columns")
+    if "verdict" in shown and value == "tax":
+        bars["note"] = [_note(row) for row in shown.to_dict("records")]
+    if "saturated" in shown:
+        bars["saturated"] = shown["saturated"] == True  # noqa: E712 - NaN where no cell was measured
+    return bars
 
 
 def _note(row: Mapping[Any, Any]) -> str:
@@ -214,7 +198,7 @@ def _note(row: Mapping[Any, Any]) -> str:
 def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
     """A sheet with a panel per metric side by side, a row per config."""
     metrics = [metric for metric in TITLES if metric in set(figure.table["metric"])]
-    drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs))
+    drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs), figure.title)
     panels = drawing.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         panel.set_title(TITLES[metric], loc="left")
@@ -223,8 +207,7 @@ def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tu
         else:
             panel.set_xlabel("over plain's")
             percent(panel.xaxis)
-    name_rows(panels[0], configs)
-    title_sheet(drawing, figure.title)
+    marks.name_rows(panels[0], configs)
     return drawing, dict(zip(metrics, panels, strict=True))
 
 
@@ -240,9 +223,9 @@ def draw_taxes(figure: Figure) -> Drawing:
             rows = table[(table["metric"] == metric) & (table["reference"] == reference)]
             if len(rows):
                 label = f"{reference} ({rows['rate_per_s'].iloc[0]:g} req/s)"
-                groups.append(Bars(_prepare(rows, configs), [ink[name].color for name in configs], label, fade))
-        draw_bars(panel, groups)
-    name_bars(panel, [group.label for group in groups])
+                groups.append(marks.Bars(_prepare(rows, configs), [ink[name].color for name in configs], label, fade))
+        marks.draw_bars(panel, groups)
+    marks.name_bars(panel, [group.label for group in groups])
     return drawing
 
 
@@ -253,34 +236,30 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     inputs, outputs = (sorted(set(table[name])) for name in ("input_tokens", "output_tokens"))
     columns = len(configs) if len(configs) <= 4 else -(-len(configs) // 2)
     lines = -(-len(configs) // columns)
-    drawing = sheet(1.6 + 2.2 * columns, 0.7 + (0.9 + 0.45 * len(inputs)) * lines)
+    drawing = sheet(1.6 + 2.2 * columns, 0.7 + (0.9 + 0.45 * len(inputs)) * lines, figure.title)
     panels = drawing.subplots(lines, columns, squeeze=False)
     sound = table[table["saturated"] != True]["tax"].dropna().abs()  # noqa: E712
     reach = float(sound.max()) if len(sound) else float(table["tax"].abs().max())
-    image = None
-    for index, panel in enumerate(panels.ravel()):
-        if index >= len(configs):
-            panel.set_axis_off()
-            continue
-        rows = table[table["config"] == configs[index]]
-        values = grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
+    for panel in panels.flat[len(configs) :]:
+        panel.set_axis_off()
+    for index, (panel, config) in enumerate(zip(panels.flat, configs, strict=False)):
+        rows = table[table["config"] == config]
+        values = marks.grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
             cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
             words[cell] = _cell_text(row)
             hatched[cell] = row["saturated"] is True
         labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
-        image = draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
-        panel.set_title(configs[index], fontsize=8)
+        image = marks.draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
+        panel.set_title(config, fontsize=8)
         if index % columns == 0:
             panel.set_ylabel("input tokens")
         if index >= len(configs) - columns:
             panel.set_xlabel("output tokens")
-    if image is not None:
-        bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
-        bar.set_label("TTFT p90 over plain's")
-        percent(bar.ax.yaxis)
-    title_sheet(drawing, figure.title)
+    bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02, extend="both")
+    bar.set_label("TTFT p90 over plain's")
+    percent(bar.ax.yaxis)
     return drawing
 
 
@@ -302,12 +281,12 @@ def draw_decomposition(figure: Figure) -> Drawing:
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]
         groups = (
-            Bars(_prepare(rows, configs, "framework"), [_FRAMEWORK] * len(configs), "framework"),
-            Bars(_prepare(rows, configs, "connector"), ink, "connector", fade=0.45),
-            Bars(_prepare(rows, configs), ink, "whole tax"),
+            marks.Bars(_prepare(rows, configs, "framework"), [_FRAMEWORK] * len(configs), "framework"),
+            marks.Bars(_prepare(rows, configs, "connector"), ink, "connector", fade=0.45),
+            marks.Bars(_prepare(rows, configs), ink, "whole tax"),
         )
-        draw_bars(panel, groups, _STEPS if metric == Metric.ENGINE_STEP_P50 else None)
-    name_bars(panel, [group.label for group in groups])
+        marks.draw_bars(panel, groups, _STEPS if metric == Metric.ENGINE_STEP_P50 else None)
+    marks.name_bars(panel, [group.label for group in groups])
     return drawing
 
 
@@ -321,9 +300,9 @@ def draw_additivity(figure: Figure) -> Drawing:
         rows = table[table["metric"] == metric]
         bars = _prepare(rows, names)
         bars["note"] = bars["note"].where(bars.index != SUM, "")
-        draw_bars(panel, [Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
+        marks.draw_bars(panel, [marks.Bars(bars, [ink[name].color if name in ink else "#ffffff" for name in names])])
         whole = bars["value"][WHOLE]
-        if whole is not None:
+        if pd.notna(whole):
             edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
             panel.axvspan(*edges, color="#e8e8e8", zorder=0)
     return drawing

@@ -27,7 +27,6 @@ class EngineChange:
     """One config's engine."""
 
     config: str
-    """The engine configuration."""
     settings: Mapping[str, Any]
     """As the probe read them when the engine was made; empty = not recorded."""
     changed: tuple[str, ...]

@@ -36,7 +36,7 @@ from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE
-from results.report.figure import Figure
+from results.report.figure import Figure, has_values
 from results.report.terms import term
 from results.statistics.estimates import LEVEL, Samples
 from results.statistics.judgement import Verdict
@@ -87,7 +87,7 @@ def tax_bars(analysis: Analysis) -> Figure:
     title = "Substrate tax at both reference rates"
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
     table = _tax_table(rows)
-    if table.empty or table["tax"].isna().all():
+    if not has_values(table, "tax"):
         return Figure(4, title, missing=_why_no_tax(analysis, rows))
     bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
@@ -108,7 +108,7 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
     own = {row.shape: row.rate_per_s for row in rows if row.reference == OWN_RATE}
     title = "TTFT p90 tax by shape" if own else "TTFT p90 tax by shape at ref_safe"
     table = _tax_table(rows)
-    if table.empty or table["tax"].isna().all():
+    if not has_values(table, "tax"):
         return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
     rates = " and ".join(f"{rate:g}" for rate in sorted({row.rate_per_s for row in rows} - set(own.values())))
     apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())

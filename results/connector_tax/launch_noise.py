@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.summary import Shape
-from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
+from results.connector_tax.tax import RATIOS, Metric, TaxedRate, convert_contrast, list_references
 from results.records.estimate import Estimate
 from results.records.reference_rates import ReferenceRates
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
@@ -20,15 +20,9 @@ NAMED_TAX = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchNoise:
+class LaunchNoise(TaxedRate):
     """The noise of one latency tax at one load, by the launches of all configs. Every number is a fraction."""
 
-    reference: str
-    """As TaxRow.reference."""
-    phase: str
-    """Phase of its cells: `A`, `B` or `Bp`."""
-    rate_per_s: float
-    """Requested rate."""
     shape: Shape
     """What each request asks for."""
     metric: Metric

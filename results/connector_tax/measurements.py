@@ -52,7 +52,10 @@ class Load:
 
 
 def has_own_rate(load: Load, ref_safe_per_s: float | None) -> bool:
-    """As Measurements.has_own_rate. Without a ref_safe, only shapes with a rate of their own are measured."""
+    """Whether this shape of Phase B was measured at a rate of its own instead of ref_safe.
+
+    Without a ref_safe, only shapes with a rate of their own are measured.
+    """
     return load.phase == "B" and not is_at_rate(load.rate_per_s, ref_safe_per_s)
 
 
@@ -78,7 +81,7 @@ class Measurements:
         """What gives a verdict where a config has too few launches: more of them, or those that the run lost."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
-        self._ref_safe_per_s = ref_safe_per_s
+        self.ref_safe_per_s = ref_safe_per_s
         self._points: dict[str, Mapping[str, Trial]] = {}
         self._cut: dict[str, frozenset[str]] = {}
         """By `CellSummary.path`, the series whose percentile is not known because requests were cut."""
@@ -153,15 +156,11 @@ class Measurements:
         that chose the rate is only one launch of each config. B' measures what queueing adds to the config, so plain
         must be clear. At the other rates of Phase A the queue is part of the tax.
         """
-        at_safe = load.phase == "B" or (load.phase == "A" and load.rate_per_s == self._ref_safe_per_s)
+        at_safe = load.phase == "B" or (load.phase == "A" and load.rate_per_s == self.ref_safe_per_s)
         if load.phase == "A" and not at_safe:
             return ""
         sides = (BASELINE, REPEAT, config) if at_safe else (BASELINE, REPEAT)
         return next((f"{side} is saturated at this load" for side in sides if self.is_saturated(load, side)), "")
-
-    def has_own_rate(self, load: Load) -> bool:
-        """Whether this shape of Phase B was measured at a rate of its own instead of ref_safe."""
-        return has_own_rate(load, self._ref_safe_per_s)
 
     def is_saturated(self, load: Load, config: str) -> bool:
         """As `judge_launches`, of the config's launches at this load; False where none could be judged."""

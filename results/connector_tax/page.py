@@ -20,15 +20,7 @@ from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
-from results.statistics.judgement import (
-    Outcome,
-    Verdict,
-    excluded_above,
-    few_launches,
-    judged,
-    list_some,
-    name_remedy,
-)
+from results.statistics.judgement import Outcome, Verdict, excluded_above, few_launches, judged, list_some, name_remedy
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {metric: TITLES[metric] for metric in RATIOS}

@@ -25,19 +25,22 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class CellSummary:
-    """One measured cell. `docs/analysis.md` defines every value."""
+class ConfigAtRate:
+    """What one cell measures: a config at a rate."""
 
     cell: str
-    """As the plan names it."""
     config: str
-    """The engine configuration."""
     phase: str
     """`A`, `B`, `Bp` (B') or `confirm`."""
     trial: int
-    """From 0."""
     rate_per_s: float
     """As requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary(ConfigAtRate):
+    """One measured cell. `docs/analysis.md` defines every value."""
+
     shape: Shape
     """What each request asks for."""
     arrival: str
@@ -49,7 +52,6 @@ class CellSummary:
     t_start_unix_s: float
     """Intended time of the first arrival, by the wall clock."""
     attempt: int
-    """From 1."""
     stop_reason: str
     """`complete`, or `hard_stop` where the longest duration came first."""
     counts: Mapping[str, int | None]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.attribution import attribution_table
 from results.connector_tax.capacity import capacity_table
-from results.connector_tax.children import children_table
 from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
@@ -26,11 +25,14 @@ from results.connector_tax.tax_tables import (
     trend_table,
 )
 from results.measures.drift import Drift
+from results.measures.step_durations import CALLBACKS
+from results.measures.summary import percentile_name
 from results.records.estimate import Estimate
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, Criterion, ReferenceRates
+from results.records.schemas import CHILD_FIELDS_US
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
 from results.report.terms import term
@@ -51,7 +53,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
         latency_tax_table(analysis),
         attribution_table(analysis.attribution),
         engine_changes_table(analysis.engine_changes),
-        children_table(analysis.cells),
+        _children_table(analysis.cells),
         capacity_table(analysis.capacity, Slo(**analysis.facts.slo)),
         *contrast_tables(analysis),
         step_tax_table(analysis),
@@ -270,4 +272,42 @@ DRIFT_COLUMNS: tuple[Column[Drift], ...] = (
     Column("over", lambda row: None if row.span_h is None else f"{row.span_h:.2f} h"),
     Column("verdict", lambda row: str(row.verdict)),
     Column("why", lambda row: row.reason),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildTime:
+    """The callback time of a connector inside a MultiConnector, per step."""
+
+    cell: str
+    child: str
+    """Its class."""
+    p50_us: float | None
+    mean_us: float | None
+    all_p50_us: float | None
+    """p50 of the whole MultiConnector."""
+
+
+def _list_child_times(cells: Sequence[CellSummary]) -> Iterator[_ChildTime]:
+    for cell in cells:
+        whole = cell.value(percentile_name(CALLBACKS, "p50"))
+        for child, series in zip(cell.step_timing.get("children") or (), CHILD_FIELDS_US, strict=False):
+            p50, mean = (cell.value(percentile_name(series, point)) for point in ("p50", "mean"))
+            yield _ChildTime(cell.cell, child, p50, mean, whole)
+
+
+def _children_table(cells: Sequence[CellSummary]) -> Table:
+    note = (
+        "build_connector_meta, get_finished and start_load_kv of one connector in a step; what the MultiConnector "
+        "itself does is the difference to all of it."
+    )
+    return make_table("Connectors inside a MultiConnector", CHILD_COLUMNS, _list_child_times(cells), note)
+
+
+CHILD_COLUMNS: tuple[Column[_ChildTime], ...] = (
+    Column("cell", lambda row: row.cell),
+    Column("connector", lambda row: row.child),
+    Column("callbacks p50", lambda row: row.p50_us, "us", digits=3),
+    Column("mean", lambda row: row.mean_us, "us", digits=3),
+    Column("of all p50", lambda row: row.all_p50_us, "us", digits=3),
 )

@@ -72,16 +72,21 @@ class TaxedRate:
     """Requested rate."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaxRow(TaxedRate):
-    """One tax of one config against plain at one load."""
+@dataclass(frozen=True)  # without slots, as TaxedRate
+class TaxedConfig(TaxedRate):
+    """The config whose tax it is, at that rate."""
 
     shape: Shape
     """What each request asks for."""
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaxRow(TaxedConfig):
+    """One tax of one config against plain at one load."""
+
     estimate: Estimate
     """Its `basis` says what the bounds hold: the spread within a launch, or an interval over trials."""
     verdict: Verdict | None

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.measurements import Load, Measurements, has_own_rate
 from results.connector_tax.summary import Shape
 from results.connector_tax.tax import Metric, average, list_connectors, measure_tax
 from results.records.estimate import Estimate, unknown
@@ -26,7 +26,6 @@ class Trend:
     """One config's tax along one length, at ref_safe or the lengths' own common rate (Phase B)."""
 
     config: str
-    """The engine configuration."""
     metric: Metric
     """What is taxed."""
     along: str
@@ -127,7 +126,7 @@ class _Surface:
         """The rate of most lengths at this other length; of equally many ref_safe, else the highest."""
         loads = [load for shape, load in self.loads.items() if getattr(shape, self.across) == other]
         counts = Counter(load.rate_per_s for load in loads)
-        own = {load.rate_per_s for load in loads if self.measurements.has_own_rate(load)}
+        own = {load.rate_per_s for load in loads if has_own_rate(load, self.measurements.ref_safe_per_s)}
         return max(counts, key=lambda rate: (counts[rate], rate not in own, rate))
 
     def _list_left_out(self, others: Sequence[int]) -> tuple[str, ...]:
@@ -166,7 +165,7 @@ class _Surface:
         signed = [(step.value or 0.0, p) for step, p in zip(known_steps, p_steps, strict=True) if p is not None]
         rises = len(signed) == len(steps) and all(value > 0 for value, _ in signed)
         loads = self._list_loads(lengths, averaged)
-        own = [load for load in loads if self.measurements.has_own_rate(load)]
+        own = [load for load in loads if has_own_rate(load, self.measurements.ref_safe_per_s)]
         return replace(
             row,
             steps=known_steps,

@@ -27,8 +27,9 @@ from results.connector_tax.combined_taxes import (
 )
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.summary import CellSummary
-from results.connector_tax.tax import Metric
+from results.connector_tax.saturation import describe_rate
+from results.connector_tax.summary import CellSummary, Shape
+from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.trends import Trend
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
@@ -49,6 +50,8 @@ COMPARED: Mapping[str, frozenset[str]] = {
     "H4": frozenset({MOONCAKE, LMCACHE, MULTI}),
 }
 """The configs that a hypothesis about Phase A's shape compares with plain."""
+OF_TRENDS: Mapping[str, str] = {"input_tokens": "H5", "output_tokens": "H6"}
+"""The length of a trend to the hypothesis that it judges."""
 
 
 def judge_hypotheses(
@@ -92,6 +95,34 @@ def _list_measured(measurements: Measurements) -> frozenset[str]:
     if MOONCAKE in shaped and len({shape.output_tokens for shape in shapes}) > 1:
         names.add("H6")
     return frozenset(names)
+
+
+def name_loads(rates: ReferenceRates, taxes: Sequence[TaxRow], trends: Sequence[Trend]) -> dict[str, str]:
+    """What each hypothesis is judged over: H1 to H4 ref_safe and the shape of Phase A, H5 and H6 the rates and shapes
+    of a trend of MOONCAKE.
+
+    Two runs that judge one hypothesis over other loads ask two questions.
+    """
+    swept = sorted({str(row.shape) for row in taxes if row.phase == "A"})
+    loads = dict.fromkeys(COMPARED, ", ".join((describe_rate(rates.ref_safe_per_s), *swept)))
+    shapes = sorted({row.shape for row in taxes if row.phase == "B"})
+    for trend in trends:
+        if trend.config == MOONCAKE and trend.at is None and trend.rates_per_s:
+            each = " and ".join(f"{rate:g}" for rate in trend.rates_per_s)
+            loads[OF_TRENDS[trend.along]] = ", ".join((f"{each} req/s", *map(str, _list_averaged(trend, shapes))))
+    return loads
+
+
+def _list_averaged(trend: Trend, shapes: Sequence[Shape]) -> list[Shape]:
+    """Those of these shapes that a trend at no other length is the mean over.
+
+    Its lengths at every other length, but at one at which a shape of them is left out.
+    """
+    across = "output_tokens" if trend.along == "input_tokens" else "input_tokens"
+    left_out = {text.partition(":")[0] for text in trend.left_out}
+    own = [shape for shape in shapes if getattr(shape, trend.along) in trend.lengths]
+    dropped = {getattr(shape, across) for shape in own if str(shape) in left_out}
+    return [shape for shape in own if getattr(shape, across) not in dropped]
 
 
 def judge_success(

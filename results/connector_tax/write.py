@@ -25,9 +25,9 @@ from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
 from results.connector_tax.page import build_page
 from results.connector_tax.report import build_report
-from results.connector_tax.summary import CellSummary
+from results.connector_tax.summary import CellSummary, ConfigAtRate
 from results.connector_tax.tables import FIGURES_BEFORE
-from results.connector_tax.tax import TaxedRate, TaxRow
+from results.connector_tax.tax import TaxedConfig, TaxedRate, TaxRow
 from results.measures.summary import flatten_values
 from results.records.declaration import pick_fields
 from results.records.estimate import Estimate
@@ -87,10 +87,7 @@ def build_taxes(analysis: Analysis) -> TaxDocument:
 
 def _describe_attribution(one: Attribution) -> AttributedTax:
     return AttributedTax(
-        **pick_fields(one.row, TaxedRate),
-        shape=one.row.shape,
-        config=one.row.config,
-        metric=one.row.metric,
+        **pick_fields(one.row, TaxedConfig),
         tax=one.row.estimate,
         **pick_fields(one, CallbackShares),
     )
@@ -135,11 +132,7 @@ def flat_cells(analysis: Analysis) -> pd.DataFrame:
 def _flat_cell(analysis: Analysis, cell: CellSummary) -> TaxedCellRow:
     judgement = analysis.saturation[cell.path]
     return TaxedCellRow(
-        cell=cell.cell,
-        config=cell.config,
-        phase=cell.phase,
-        trial=cell.trial,
-        rate_per_s=cell.rate_per_s,
+        **pick_fields(cell, ConfigAtRate),
         input_tokens=cell.shape.input_tokens,
         output_tokens=cell.shape.output_tokens,
         window_s=cell.window_s,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from results.records.schemas import RequestRecord, RequestStatus
+from results.records.schemas import STEP_FIELDS_US, STEP_SUMS_US, RequestRecord, RequestStatus
 from results.records.turns import TurnRecord
 
 if TYPE_CHECKING:
@@ -101,15 +101,23 @@ METRICS: dict[str, RequestMetric] = {}
 """By name, in the order in which tables show them."""
 _RECORDED = frozenset(one.name for one in (*fields(RequestRecord), *fields(TurnRecord)))
 """Fields of the records of requests: of the open loop and of replays."""
+_COLUMNS = _RECORDED | {*STEP_FIELDS_US, *STEP_SUMS_US, "due_s", "send_s", "first_s", "end_s", "numbers"}
+"""Names that a metric would replace, or be replaced by: columns of requests, of steps and of
+`results.measures.turns.Turns`."""
 
 
 def declare(metric: RequestMetric) -> None:
     """Add a metric: frames, summaries and reports have it from now on.
 
-    Raises ValueError where the name is taken, or no record has a field that the metric reads.
+    Raises ValueError where the name is that of a metric or a column, or no record has a field that the metric reads.
     """
     if metric.name in METRICS:
-        raise ValueError(f"a metric {metric.name} is declared already")
+        raise ValueError(f"a metric {metric.name} is declared already: give one of the two another name")
+    if metric.name in _COLUMNS:
+        raise ValueError(
+            f'the metric "{metric.title}" cannot be called {metric.name}: requests, turns or steps have a column of '
+            "that name; give the metric another name"
+        )
     unrecorded = [name for name in metric.reads if name not in _RECORDED]
     if unrecorded:
         raise ValueError(f"metric {metric.name} reads {', '.join(unrecorded)}, which no record of a request has")

@@ -11,15 +11,14 @@ import pandas as pd
 from results.measures.latency import Mask
 from results.measures.summary import STEP_POINTS, percentile_name
 from results.records.estimate import Estimate, unknown
-from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_FIELDS_US, CellRecord
+from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_FIELDS_US, STEP_SUMS_US, CellRecord
 from results.statistics.estimates import Samples, clean
 
 LATENCY, PERIOD = "engine_step_us", "period_us"
-CALLBACKS = "connector_total_us"
+CALLBACKS, ALL_CALLBACKS = STEP_SUMS_US
 CALLBACKS_US = ("build_meta_us", "get_finished_us", "start_load_kv_us")
-"""CALLBACKS is their sum (specs/connector_tax, "Derived")."""
-ALL_CALLBACKS = "all_callbacks_us"
-"""CALLBACKS and SAVE_FIELD_US. A connector with a store copies KV in that: in few steps, long in each."""
+"""CALLBACKS is their sum (specs/connector_tax, "Derived"); ALL_CALLBACKS is theirs and that of SAVE_FIELD_US. A
+connector with a store copies KV in that: in few steps, long in each."""
 STEP_SERIES = (*STEP_FIELDS_US, CALLBACKS, ALL_CALLBACKS)
 _SUMS: Mapping[str, tuple[str, ...]] = {CALLBACKS: CALLBACKS_US, ALL_CALLBACKS: (*CALLBACKS_US, SAVE_FIELD_US)}
 """The recorded columns behind a series that is none itself."""

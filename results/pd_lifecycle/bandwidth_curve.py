@@ -30,7 +30,6 @@ class BandwidthPoint:
     """The transfers of one N."""
 
     new_tokens: int
-    """N."""
     bytes: float
     """Median."""
     gbps: Estimate

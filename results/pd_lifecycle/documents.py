@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from results.pd_lifecycle.analysis_settings import Settings
-from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
 from results.pd_lifecycle.clock_offsets import Step
 from results.pd_lifecycle.consistency import Check, RunDrift
-from results.pd_lifecycle.cost_model import CostModel, Costs, Spread
+from results.pd_lifecycle.cost_model import Costs
 from results.pd_lifecycle.first_repetitions import FirstRepetitions
 from results.pd_lifecycle.half_step import HalfStep
 from results.pd_lifecycle.overheads import BreakEven, GridOverhead, OverheadCell
@@ -17,12 +16,11 @@ from results.pd_lifecycle.paired_requests import OrderEffect
 from results.pd_lifecycle.read import Discard, FailedCell, LinkBandwidth
 from results.pd_lifecycle.summary import ConfigSummary, SummaryRow
 from results.pd_lifecycle.volumes import Volume
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.frames import Gap
 from results.records.lifecycle import TransferDetail
 from results.report.documents import AggregateHead
 from results.statistics.judgement import Judgement
-from results.statistics.launch_fit import LaunchSpread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,6 @@ class LifecycleVerdicts:
     """`verdicts.json`: the success criteria."""
 
     format: int
-    """Format of this document."""
     settings: Settings
     """Settings of the analysis."""
     criteria: tuple[Judgement, ...]
@@ -95,13 +92,9 @@ class LifecycleRow:
     """A row of `aggregate.csv`: one request, warm-up and discarded requests included."""
 
     prior_context: int
-    """C."""
     new_tokens: int
-    """N."""
     output_length: int
-    """O."""
     trial: int
-    """From 0."""
     repetition: int
     """From 1."""
     warmup: bool
@@ -149,15 +142,10 @@ class LifecycleManifestRow:
     """A row of `MANIFEST.tsv`: one cell of the plan or of a record. An empty field is unknown."""
 
     prior_context: str
-    """C."""
     new_tokens: str
-    """N."""
     output_length: str
-    """O."""
     trial: str
-    """From 0."""
     cell: str
-    """As the plan names it."""
     status: str
     """`ran`, `FAILED`, `SKIP` or `not run`."""
     skip_reason: str
@@ -176,25 +164,6 @@ class LifecycleManifestRow:
 
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(LifecycleAggregate, ("aggregate.json",)),
-    Declared(Settings, ("in LifecycleAggregate", "in LifecycleVerdicts")),
-    *declare_inside(LifecycleAggregate, ConfigSummary, Costs),
-    *declare_inside(Costs, CostModel, BandwidthPoint, Knee, Spread),
-    *declare_inside(LifecycleAggregate, LinkBandwidth, GridOverhead),
-    *declare_inside(GridOverhead, LaunchSpread),
-    *declare_inside(
-        LifecycleAggregate,
-        OverheadCell,
-        OrderEffect,
-        BreakEven,
-        FirstRepetitions,
-        HalfStep,
-        Volume,
-        Step,
-        Check,
-        RunDrift,
-        Discard,
-        FailedCell,
-    ),
     Declared(LifecycleVerdicts, ("verdicts.json",)),
     Declared(LifecycleRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(SummaryRow, ("results/lifecycle/summary.csv",)),

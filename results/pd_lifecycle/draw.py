@@ -13,8 +13,8 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import pens, plain_ticks, sheet, title_sheet
-from results.report.marks import column, draw_grid, error_lengths, grid_values
+from results.report.ink import panel_sheet, pens, plain_ticks, sheet
+from results.report.marks import ON_COLUMN, ON_ROW, column, draw_grid, error_lengths, grid_values, write_note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +37,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
 """Fill and hatch of each phase: order, fill and hatch distinguish them, not color alone."""
 _AFTER = PHASES.index(HANDSHAKE) + 1
 _ORDER = (*PHASES[:_AFTER], *HANDSHAKE_PARTS, *PHASES[_AFTER:])
+_BYTES = "10^6 bytes of the transfer"
 _BAR = 0.8
 """Share of the distance between two N."""
 
@@ -46,7 +47,7 @@ def draw_phases(figure: Figure) -> Drawing:
     table = figure.table
     contexts = sorted(set(table["prior_context"]))
     panels = [panel for panel in (figures.HANDOVER, figures.BESIDE, figures.WHOLE) if panel in set(table["panel"])]
-    drawing = sheet(1.5 + 4.5 * len(panels), 0.8 + 2.3 * len(contexts))
+    drawing = sheet(1.5 + 4.5 * len(panels), 0.8 + 2.3 * len(contexts), figure.title)
     grid = drawing.subplots(len(contexts), len(panels), squeeze=False)
     for line, context in zip(grid, contexts, strict=True):
         for axes, panel in zip(line, panels, strict=True):
@@ -57,11 +58,7 @@ def draw_phases(figure: Figure) -> Drawing:
     for axes in grid[-1]:
         axes.set_xlabel("new tokens N")
     # A legend, once: every bar has all parts, and most are too thin for a name beside them.
-    handles, labels = grid[0][-1].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
-    grid[0][-1].legend([handles[index] for index in order], [labels[index] for index in order],
-                      loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
-    title_sheet(drawing, figure.title)
+    grid[0][-1].legend(loc="upper left", bbox_to_anchor=(1, 1), borderaxespad=0.2, handlelength=1.5, reverse=True)
     return drawing
 
 
@@ -88,8 +85,7 @@ def _draw_stacks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_bandwidth(figure: Figure) -> Drawing:
     """Figure 2: transfers, medians and the model's curve; knee, asymptote and link as lines."""
     table = figure.table
-    drawing = sheet(7.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
     single = table[table["kind"] == figures.POINT]
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4)
     named = [_name_rightmost(single, "gbps", "transfer", "#a0a0a0")]
@@ -107,16 +103,12 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
     for name, level in levels.items():
         axes.axhline(level, color="#555555", linestyle=":" if name == "asymptote" else "--", linewidth=1)
-        axes.annotate(f"{name} {level:.3g}", (1, level), xytext=(-3, 3), ha="right", textcoords="offset points",
-                      xycoords=("axes fraction", "data"), fontsize=7.5)  # fmt: skip
+        write_note(axes, f"{name} {level:.3g}", (1, level), (-3, 3), xycoords=ON_ROW, ha="right", color="black")
     knee = figure.lines.get("knee")
     if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
         axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
-        axes.annotate("knee", (knee / 1e6, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
-                      textcoords="offset points", color="#0072b2")  # fmt: skip
-    axes.set_xlabel("10^6 bytes of the transfer")
-    axes.set_ylabel("bandwidth of the write (Gbit/s)")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
+        write_note(axes, "knee", (knee / 1e6, 0), (3, 3), xycoords=ON_COLUMN, color="#0072b2")
+    axes.set(xlabel=_BYTES, ylabel="bandwidth of the write (Gbit/s)")
     label_lines(axes, named)
     return drawing
 
@@ -130,7 +122,7 @@ def _name_rightmost(rows: pd.DataFrame, value: str, name: str, color: str) -> Na
 def draw_cost(figure: Figure) -> Drawing:
     """Figure 3: the fit on linear axes, as it is defined, and on logarithmic axes, which show the short transfers."""
     table = figure.table
-    drawing = sheet(10, 4.2)
+    drawing = sheet(10, 4.2, figure.title)
     panels = drawing.subplots(1, 2)
     single = table[table["kind"] == figures.POINT]
     for axes, scale in zip(panels, ("linear", "log"), strict=True):
@@ -144,10 +136,8 @@ def draw_cost(figure: Figure) -> Drawing:
         if scale == "log":
             plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
             plain_ticks(axes, "y", single["ms"].tolist())
-        axes.set_xlabel("10^6 bytes of the transfer")
-        axes.set_ylabel("rdma_transfer (ms)")
+        axes.set(xlabel=_BYTES, ylabel="rdma_transfer (ms)")
     label_lines(panels[1], named)  # once: both panels have the same marks
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -159,7 +149,7 @@ def draw_overhead(figure: Figure) -> Drawing:
     table = figure.table
     contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
     baselines = figures.list_baselines(table)
-    drawing = sheet(2.6 + 1.0 * len(sizes), 0.7 + len(baselines) * (1.0 + 0.55 * len(contexts)))
+    drawing = sheet(2.6 + 1.0 * len(sizes), 0.7 + len(baselines) * (1.0 + 0.55 * len(contexts)), figure.title)
     panels = list(drawing.subplots(len(baselines), 1, squeeze=False)[:, 0])
     reach = float(table["overhead_ms"].abs().max()) or 1.0
     images = [
@@ -167,7 +157,6 @@ def draw_overhead(figure: Figure) -> Drawing:
         for axes, baseline in zip(panels, baselines, strict=True)
     ]
     panels[-1].set_xlabel("new tokens N")
-    title_sheet(drawing, figure.title)
     drawing.colorbar(images[-1], ax=panels, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
     return drawing
 
@@ -192,8 +181,7 @@ def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: 
 def draw_volume(figure: Figure) -> Drawing:
     """Figure 5: a line per N."""
     table = figure.table
-    drawing = sheet(7.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
     sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
     ends = []
     for name, pen in pens(f"N = {size}" for size in sizes).items():
@@ -202,9 +190,7 @@ def draw_volume(figure: Figure) -> Drawing:
         axes.plot(at, moved, **pen.line())
         ends.append(Named(float(at[-1]), float(moved[-1]), name, pen.color))
     plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
-    axes.set_xlabel("prior context C (tokens)")
-    axes.set_ylabel("10^6 bytes of the transfer")
-    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.set(xlabel="prior context C (tokens)", ylabel=_BYTES)
     label_lines(axes, ends)
     return drawing
 

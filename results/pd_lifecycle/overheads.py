@@ -56,9 +56,7 @@ class OverheadCell(msgspec.Struct, frozen=True):
     """One (C, N) over all output lengths, on which TTFT does not depend."""
 
     prior_context: int
-    """C."""
     new_tokens: int
-    """N."""
     overhead_ms: Estimate
     """pdsep_ttft - colo_ttft: mean of the pairs, both orders weighted equally."""
     pdsep_ttft_ms: Estimate
@@ -109,7 +107,6 @@ class BreakEven:
     """The change of sign along N at one C."""
 
     prior_context: int
-    """C."""
     new_tokens: Estimate
     """By interpolation over log2 N; its bounds are the neighboring N with significant signs."""
     slower_above: bool | None

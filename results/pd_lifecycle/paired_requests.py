@@ -22,7 +22,7 @@ from scipy import special  # not scipy.stats, which takes two seconds to import
 from results.pd_lifecycle.by_launch import Size, size_of, split_launches
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
-from results.statistics.estimates import LEVEL, Samples, holm, mean, student_interval, student_quantile
+from results.statistics.estimates import LEVEL, Samples, holm, mean, student_interval, student_p, student_quantile
 from results.statistics.launch_fit import mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
@@ -55,7 +55,7 @@ class Balanced:
             return 1.0
         error = (high - value) / student_quantile(self.dof)
         if error > 0:
-            return float(2 * special.stdtr(self.dof, -abs(value) / error))
+            return student_p(value, error, self.dof)
         return 2.0 ** (1 - self.mean.n) if value else 1.0
 
 

@@ -46,7 +46,6 @@ class Discard:
     reason: str
     """Why it does not count."""
     trial: int = 0
-    """From 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ class FailedCell:
     reason: str
     """Why it failed."""
     trial: int = 0
-    """From 0."""
 
 
 def read_records(root: Path) -> Collected:

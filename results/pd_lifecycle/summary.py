@@ -158,11 +158,8 @@ class SummaryRow:
     """A row of `summary.csv`: one configuration. The specification's columns come first."""
 
     prior_context: int
-    """C."""
     new_tokens: int
-    """N."""
     output_length: int
-    """O."""
     p_prefill_ms: float | None
     """Mean over the counted repetitions, as the next seven; empty = not known."""
     rdma_transfer_ms: float | None

@@ -18,7 +18,6 @@ MIN_POINTS = 4
 @dataclass(frozen=True, slots=True)
 class Volume:
     new_tokens: int
-    """N."""
     bytes_by_context: tuple[tuple[int, float], ...]
     """(C, median bytes)."""
     bytes_per_token: float

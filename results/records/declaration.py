@@ -12,12 +12,12 @@ import csv
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, reduce
 from itertools import pairwise
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -26,6 +26,7 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """From the JSON object of one version to that of the next."""
 
 UNITS: Mapping[str, str] = {
+    "bytes_per_s": "B/s",
     "per_s": "1/s",
     "gbps": "Gbit/s",
     "percent": "%",
@@ -38,6 +39,19 @@ UNITS: Mapping[str, str] = {
     "s": "s",
 }
 """End of a number's name to its unit; a number with none of them is a count, an index or a share."""
+COMMON_SENTENCES: Mapping[str, str] = {
+    "attempt": "From 1.",
+    "cell": "As the plan names it.",
+    "config": "The engine configuration.",
+    "format": "Format of this document.",
+    "label": "The policy with its parameters in short.",
+    "new_tokens": "N.",
+    "output_length": "O.",
+    "prior_context": "C.",
+    "trial": "From 0.",
+    "version": "Version of this record.",
+}
+"""What a field of this name means, in every record that has no sentence of its own below the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +102,15 @@ def fields_of(record: type) -> tuple[Field, ...]:
     hints, sentences = get_type_hints(record), _read_sentences(record)
     by_name = {one.name: one for one in info.fields}
     return tuple(
-        _make_field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name, ""))
+        _make_field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name))
         for name in hints
         if name in by_name
     )
+
+
+def records_inside(record: type) -> tuple[type, ...]:
+    """The records in the fields of a record, each once, in the order of the fields."""
+    return tuple(dict.fromkeys(each for one in fields_of(record) for each in _find_records(one.kind)))
 
 
 def declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
@@ -134,6 +153,17 @@ def decode_versioned(
     `unstated`: of a record without a version; None = it has the present one. `key`: of the version in the record.
     Raises msgspec.DecodeError (also msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
     """
+    return msgspec.convert(upgrade_row(raw, version, upgrades, unstated, key), record)
+
+
+def upgrade_row(
+    raw: bytes,
+    version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+    unstated: int | None = None,
+    key: str = "version",
+) -> dict[str, Any]:
+    """The JSON object in `raw`, brought to `version`; arguments and errors as in `decode_versioned`."""
     try:
         row = msgspec.json.decode(raw, type=dict[str, Any])
     except RecursionError as error:
@@ -148,7 +178,24 @@ def decode_versioned(
             row = upgrade(row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise msgspec.DecodeError(f"{key} {written} without or with another {error}") from error
-    return msgspec.convert(row, record)
+    return row
+
+
+def explain_unknown_field(row: object, known: object, where: str = "it") -> str:
+    """The first field of a JSON value that its record does not have, in a sentence; empty = the record has them all.
+
+    `known`: the record that was read from it, as builtin objects with every field. Raises RecursionError.
+    """
+    if isinstance(row, dict) and isinstance(known, dict):
+        for name in row:
+            if name not in known:
+                return f"{where} has no field {name}; it has {', '.join(known)}"
+        inside = [(row[name], known[name], name if where == "it" else f"{where}.{name}") for name in row]
+    elif isinstance(row, list) and isinstance(known, list | tuple):
+        inside = [(one, other, f"{where}[{index}]") for index, (one, other) in enumerate(zip(row, known, strict=True))]
+    else:
+        return ""
+    return next((text for part in inside if (text := explain_unknown_field(*part))), "")
 
 
 class UnknownVersion(Exception):
@@ -160,14 +207,23 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name == end or name.endswith(f"_{end}")), "1")
 
 
-def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field:
+def _make_field(name: str, hint: object, required: bool, sentence: str | None) -> Field:
     parts = get_args(hint)
     nullable, omitted = NoneType in parts, msgspec.UnsetType in parts
     kind: Any = hint
     if nullable or omitted:
         kind = reduce(operator.or_, (part for part in parts if part not in (NoneType, msgspec.UnsetType)))
     unit = unit_of(name) if kind in (int, float) else ""
-    return Field(name, kind, nullable, required, unit, sentence)
+    return Field(name, kind, nullable, required, unit, sentence or COMMON_SENTENCES.get(name, ""))
+
+
+def _find_records(kind: object) -> Iterator[type]:
+    """The records that a type is made of, e.g. that of a mapping's values."""
+    if get_origin(kind) is not None:
+        for part in get_args(kind):
+            yield from _find_records(part)
+    elif isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, msgspec.Struct)):
+        yield kind
 
 
 def _read_sentences(record: type) -> dict[str, str]:

@@ -6,47 +6,30 @@ Those that its analysis writes are declared beside the analysis; `results.docume
 from __future__ import annotations
 
 from results.records import decisions, events, lifecycle, lifecycle_cells
-from results.records.declaration import Declared, OtherFile, declare_inside
-from results.records.engine_gates import EngineGate, EngineGates
+from results.records.declaration import Declared, OtherFile
+from results.records.engine_gates import EngineGates
 from results.records.environment import CapturedEnvironment
 from results.records.estimate import Estimate
-from results.records.gpu import GpuSample, GpuUse
+from results.records.gpu import GpuSample
 from results.records.host import HostSample
 from results.records.instance_events import InstanceEvent
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.link import LinkRecord
-from results.records.live import LiveLatency
 from results.records.load_specs import LoadSpec, ReplaySpec
 from results.records.manifest import ManifestRow
-from results.records.migrations import MigrationStep
-from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
+from results.records.plan import AcceptedChanges, RunPlan
 from results.records.points import PointRecord
-from results.records.preflight import PreflightCheck, PreflightRecord
-from results.records.reference_rates import CellSaturation, ConfigSaturation, Criterion, ReferenceRates, Thresholds
-from results.records.router_spec import (
-    BindingRules,
-    HealthRules,
-    InstanceSpec,
-    KvEndpoint,
-    Limits,
-    Prewarm,
-    RouterSpec,
-    TransferRules,
-)
-from results.records.routing_cells import (
-    InstanceNumbers,
-    KvMovements,
-    PickCounts,
-    RoutingBreakdown,
-    RoutingConfig,
-    RoutingNumbers,
-)
-from results.records.samples import CounterSpan, InterferenceRecord, PromptCounters
+from results.records.preflight import PreflightRecord
+from results.records.reference_rates import ReferenceRates
+from results.records.router_spec import RouterSpec
+from results.records.routing_cells import RoutingBreakdown, RoutingConfig, RoutingNumbers
+from results.records.samples import CounterSpan, InterferenceRecord
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
+from results.records.simulation_spec import SimulationSpec
 from results.records.skipped_cells import SkippedCell
-from results.records.trace_lines import LineCounts, PackedTurn, StatedFacts, TraceHeader, TraceLine
+from results.records.trace_lines import TraceHeader, TraceLine
 from results.records.transfer_log import ProbeEvent, ProbeStatus
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
+from results.records.turns import EngineSample, RoutingCell, TraceRecord, TurnRecord
 
 CONFIG = "results/<date>_<config>/"
 TRIAL = "results/<date>_<policy>/trial_<n>/"
@@ -85,16 +68,12 @@ def _declare_event(kind: type[events.Event]) -> Declared:
 
 DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
-    *declare_inside(RunPlan, StagePlan, CellPlan),
     Declared(AcceptedChanges, ("accepted_changes.jsonl",)),
     *(_declare_event(kind) for kind in events.EVENTS),
-    *declare_inside(events.InstanceChanged, events.EngineDeath),
-    *declare_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
     Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
     Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
     Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",), by_name=True),
-    *declare_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",), experiment="connector-tax"),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(SkippedCell, ("skipped_cells.jsonl",)),
@@ -108,47 +87,26 @@ DECLARED: tuple[Declared, ...] = (
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
     Declared(CellRecord, (f"{CONFIG}cell_<phase>_<cell>.json",)),
     Declared(ReferenceRates, ("reference_rates.json",)),
-    *declare_inside(ReferenceRates, Thresholds, ConfigSaturation, CellSaturation),
-    *declare_inside(CellSaturation, Criterion),
     Declared(TraceRecord, (*_in_each(TRACE_FOLDERS, "trace.json"), "in RoutingConfig")),
     Declared(TraceHeader, _in_each(TRACE_FOLDERS, "trace.jsonl")),
     Declared(TraceLine, _in_each(TRACE_FOLDERS, "trace.jsonl")),
-    *declare_inside(TraceHeader, StatedFacts),
-    *declare_inside(TraceLine, PackedTurn, LineCounts),
     Declared(LoadSpec, (f"{ATTEMPT}requests.spec.json",)),
     Declared(ReplaySpec, (f"{ATTEMPT}metrics.spec.json",)),
     Declared(RouterSpec, (f"{ATTEMPT}router.spec.json", f"{LIFECYCLE}engines/<start>/router.spec.json")),
-    *declare_inside(RouterSpec, InstanceSpec, BindingRules, Prewarm, HealthRules, Limits, TransferRules),
-    *declare_inside(InstanceSpec, KvEndpoint),
+    Declared(SimulationSpec, (f"{ATTEMPT}simulation.spec.json",)),
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
-    *declare_inside(RoutingCell, RoutedEngine),
     Declared(RoutingConfig, (f"{TRIAL}config.json",)),
     Declared(RoutingNumbers, (f"{TRIAL}metrics.summary.json",)),
-    *declare_inside(RoutingNumbers, KvMovements),
     Declared(RoutingBreakdown, (f"{TRIAL}breakdown.json",)),
-    *declare_inside(RoutingBreakdown, InstanceNumbers, PickCounts),
     Declared(CounterSpan, (f"{TRIAL}apc.json",), by_name=True),
-    *declare_inside(CounterSpan, PromptCounters),
     Declared(PointRecord, ("results/points/<policy>/<size>_<trace>.json",)),
     Declared(EngineGates, ("results/engine_gates.json",)),
-    *declare_inside(EngineGates, EngineGate),
     Declared(Estimate, ("in EngineGate", "in RoutingNumbers", "in InstanceNumbers", "in documents of the analysis")),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
-    *declare_inside(
-        decisions.DecisionRecord,
-        decisions.RoutedRequest,
-        decisions.ClusterView,
-        decisions.Decision,
-        decisions.RoutedOutcome,
-    ),
-    *declare_inside(decisions.ClusterView, decisions.InstanceLoad),
-    *declare_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
-    *declare_inside(decisions.RoutedOutcome, decisions.KvTransfer),
     Declared(InstanceEvent, (f"{TRIAL}instance_events.jsonl",)),
-    *declare_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
     Declared(ProbeStatus, PROBE_FILES),
     Declared(
@@ -159,31 +117,7 @@ DECLARED: tuple[Declared, ...] = (
             f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json",
         ),
     ),
-    *declare_inside(
-        lifecycle.LifecycleRecord,
-        lifecycle.RequestConfig,
-        lifecycle.Stamps,
-        lifecycle.MoreStamps,
-        lifecycle.TransferDetail,
-        lifecycle.Counts,
-        lifecycle.Verification,
-        lifecycle.Clock,
-        lifecycle.Colo,
-        lifecycle.Ids,
-    ),
     Declared(lifecycle_cells.MeasuredCell, (f"{LIFECYCLE_CELL}cell.json",)),
-    *declare_inside(
-        lifecycle_cells.MeasuredCell,
-        lifecycle_cells.DiscardedMeasurement,
-        lifecycle_cells.Seeding,
-        lifecycle_cells.Aged,
-        lifecycle_cells.WarmUp,
-        lifecycle.LoadSpan,
-        lifecycle_cells.LifecycleEngine,
-        GpuUse,
-    ),
-    *declare_inside(lifecycle_cells.Seeding, lifecycle_cells.HeldTokens),
-    *declare_inside(lifecycle.LoadSpan, lifecycle.EngineLoad),
     Declared(lifecycle_cells.CellFailure, (f"{LIFECYCLE_CELL}failed.json",)),
     Declared(lifecycle_cells.LifecycleRequest, (f"{LIFECYCLE_CELL}requests.jsonl",)),
     Declared(LinkRecord, (f"{LIFECYCLE}link.json",)),
@@ -205,9 +139,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
             ("fork_server.log", "Output of the process that the engines were forked from."),
             ("rings/<launch>/engine_step.<role>.<pid>.ring", "The step probe's ring (results/records/rings.py)."),
         )
-    ),
-    OtherFile(
-        f"{ATTEMPT}simulation.spec.json", "A simulation's options: `SimulationSpec` (runners/simulator/spec.py)."
     ),
     *(
         OtherFile(name, _ANALYZED)

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
-from results.records.errors import DAMAGED_JSON
-from results.records.frames import Gap
+from results.records.frames import Gap, read_each_row
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
-
-_DECODER = msgspec.json.Decoder(EngineFault)
 
 
 def engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
     """A gap per death and per stall, in their order; empty where the run has no such file."""
-    path = RunLayout(root).engine_faults
-    try:
-        rows = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        return (Gap(path.name, f"cannot be read: {error.strerror}"),)
-    gaps = []
-    for number, row in enumerate(rows, 1):
-        try:
-            gaps.append(_make_gap(_DECODER.decode(row)))
-        except DAMAGED_JSON as error:
-            gaps.append(Gap(path.name, f"line {number} is damaged: {error}"))
-    return tuple(gaps)
+    rows = read_each_row(RunLayout(root).engine_faults, EngineFault)
+    return tuple(row if isinstance(row, Gap) else _make_gap(row) for row in rows)
 
 
 def _make_gap(fault: EngineFault) -> Gap:

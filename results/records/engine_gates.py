@@ -54,4 +54,3 @@ class EngineGates:
     notes: tuple[str, ...] = ()
     """Sentences: pairs of policies whose order turns round, and by how much engines that share cores are slower."""
     version: int = ENGINE_GATES_VERSION
-    """Version of this record."""

@@ -138,7 +138,6 @@ class CellChanged(Event):
 
     kind: ClassVar[str] = "cell_changed"
     cell: str
-    """As the plan names it."""
     state: CellState
     """From now on."""
     attempt: int = 0
@@ -182,7 +181,6 @@ class InstanceFacts:
     instance: str
     """Unique in the run, e.g. `plain-3`."""
     config: str
-    """The engine configuration."""
     state: InstanceState
     """From now on."""
     pid: int | None = None
@@ -303,7 +301,6 @@ class RouterSampled(Event):
 
     kind: ClassVar[str] = "router_sampled"
     cell: str
-    """As the plan names it."""
     policy: str
     """Its name."""
     instances: tuple[RoutedLoad, ...]
@@ -335,7 +332,6 @@ class MigrationChanged(MigrationStep, Event):
 
     kind: ClassVar[str] = "migration_changed"
     cell: str = field(kw_only=True)
-    """As the plan names it."""
     t_unix_s: float = field(kw_only=True)
     """When it happened; the journal's own time is up to a second later."""
 
@@ -350,7 +346,6 @@ class LifecycleMeasured(Event):
 
     kind: ClassVar[str] = "lifecycle_measured"
     cell: str
-    """As the plan names it."""
     context_tokens: int
     """C: prompt tokens that the decode instance held before."""
     new_tokens: int
@@ -395,7 +390,6 @@ class CellProgressed(Event):
 
     kind: ClassVar[str] = "cell_progressed"
     cell: str
-    """As the plan names it."""
     fraction: float
     """0..1 of the cell's expected work."""
     note: str = ""

@@ -7,7 +7,7 @@ still hold; a JSONL that differs from the checksum in its cell record is not rea
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, get_origin
@@ -150,6 +150,23 @@ def read_record(
         return Gap(artifact_name(path), str(error))
     except DAMAGED_JSON as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
+
+
+def read_each_row(path: Path, kind: type[_Record]) -> Iterator[_Record | Gap]:
+    """The rows of a JSONL file, in order, with a gap for each that is damaged; none where a run has no such file."""
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        rows = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield Gap(path.name, f"cannot be read: {error.strerror}")
+        return
+    for number, row in enumerate(rows, 1):
+        try:
+            yield decoder.decode(row)
+        except DAMAGED_JSON as error:
+            yield Gap(path.name, f"line {number} is damaged: {error}")
 
 
 def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:

@@ -13,7 +13,6 @@ class LaunchConfig:
     instance: str
     """Unique in the run, e.g. `plain-3`."""
     config: str
-    """The engine configuration."""
     profile: str
     """Model, hardware and scale."""
     launch: int

@@ -23,10 +23,10 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
 
 import msgspec
 
@@ -35,6 +35,7 @@ from results.records.errors import DAMAGED_JSON
 TRANSFER_LOGS = "transfer.*.jsonl"
 """Files of the transfer probe in the folder of one launch."""
 _write_number = itertools.count()
+Document = TypeVar("Document")
 
 
 class Folder(Protocol):
@@ -392,6 +393,21 @@ def open_atomically(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 def write_indented_json(path: Path, value: object) -> None:
     """Replace the content of `path` by indented JSON. Raises OSError."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def read_json(path: Path, model: type[Document]) -> Document | None:
+    """The document in a JSON file; None where it is missing, damaged, or of a version with other fields."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=model)
+    except (OSError, *DAMAGED_JSON):
+        return None
+
+
+def append_rows(path: Path, rows: Sequence[object]) -> None:
+    """Add a line of JSON for each row; none makes no file. Raises OSError."""
+    if rows:
+        with path.open("ab") as file:
+            file.write(msgspec.json.Encoder().encode_lines(rows))
 
 
 def publish(moves: Mapping[Path, Path]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from results.records.declaration import rename_fields
 from results.records.frames import Gap, read_record
 
 VERSION = 4
@@ -32,7 +33,6 @@ class RequestConfig:
     current_new_tokens: int
     """N: what the prefill instance moves."""
     output_length: int
-    """O."""
     total_input_length: int = -1
     """C + N; filled in where it is missing."""
 
@@ -303,7 +303,6 @@ class LifecycleRecord:
     trial: int = 0
     """From 0. Each trial has launched its own engines."""
     version: int = VERSION
-    """Version of this record."""
 
     @property
     def counted(self) -> bool:
@@ -380,7 +379,7 @@ def upgrade_from_1(row: dict[str, Any]) -> dict[str, Any]:
     return row | {
         "breakdown_ms": {**phases, HANDSHAKE: whole},
         "more_ms": more,
-        "error_ms": {_NEW_NAMES.get(name, name): error for name, error in row.get("error_ms", {}).items()},
+        "error_ms": rename_fields(row.get("error_ms", {}), _NEW_NAMES),
         "gaps": gaps,
         "colo": colo,
         "version": 2,
@@ -412,7 +411,7 @@ combined engines and the first repetitions. 4: the TTFT from the router's receip
 def upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
     """An `aggregate.json` of format 2 or 3 with the names of format 4; what it did not hold stays out."""
     if document.get("format") == 2:
-        cells = [{_NEW_FIELDS.get(name, name): value for name, value in cell.items()} for cell in document["overheads"]]
+        cells = [rename_fields(cell, _NEW_FIELDS) for cell in document["overheads"]]
         document = document | {"format": 3, "overheads": cells, "launches": 1}
     if document.get("format") == 3:
         configs = [one | _rename_keys(one, ("values", "medians"), _NEW_METRICS) for one in document["configs"]]
@@ -422,7 +421,7 @@ def upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
 
 def _rename_keys(row: Mapping[str, Any], among: Sequence[str], names: Mapping[str, str]) -> dict[str, Any]:
     """Those of the mappings `among` that the row has, with new names of their keys."""
-    return {part: {names.get(key, key): value for key, value in row[part].items()} for part in among if part in row}
+    return {part: rename_fields(row[part], names) for part in among if part in row}
 
 
 _NEW_FIELDS = {"told": "sign"}

@@ -86,7 +86,6 @@ class LifecycleEngine:
     instance: str = ""
     """By the journal's name."""
     config: str = ""
-    """The engine configuration."""
     url: str = ""
     """Base URL."""
     pid: int | None = None
@@ -106,15 +105,10 @@ class MeasuredCell:
     """The commit mark of a cell: `cell.json`, written last."""
 
     cell: str
-    """As the plan names it."""
     prior_context: int = 0
-    """C."""
     new_tokens: int = 0
-    """N."""
     output_length: int = 0
-    """O."""
     attempt: int = 1
-    """From 1."""
     records: tuple[str, ...] = ()
     """Names of its records' files, by repetition."""
     discarded: tuple[DiscardedMeasurement, ...] = ()
@@ -136,7 +130,6 @@ class MeasuredCell:
     turn: int = 0
     """Position in time among the configurations of its trial, from 0."""
     trial: int = 0
-    """From 0."""
     aged: Aged = field(default_factory=Aged)
     """How new engines were aged before the first cell."""
     warm_ups: tuple[WarmUp, ...] = ()
@@ -156,7 +149,6 @@ class MeasuredCell:
     git_reason: str = ""
     """Why it is not known, or that the tree differs from it."""
     version: int = CELL_VERSION
-    """Version of this record."""
     gpu: GpuUse = field(default_factory=GpuUse)
     """From its first handover to its last."""
     checksums: Mapping[str, str] = field(default_factory=dict)
@@ -200,9 +192,7 @@ class CellFailure:
     """Why the last attempt at a cell failed: `failed.json`, which replaces its other files."""
 
     cell: str = ""
-    """As the plan names it."""
     attempt: int = 1
-    """From 1."""
     reason: str = ""
     """In words."""
     discarded: tuple[DiscardedMeasurement, ...] = ()

@@ -12,7 +12,6 @@ class ManifestRow:
     date: str
     """Date of the config's folder."""
     config: str
-    """The engine configuration."""
     status: str
     """`ran` (a cell was finished), `SKIP` (its pre-flight failed, or an operator skipped all its cells), or `not
     run`."""

@@ -54,7 +54,6 @@ class CellPlan:
     estimated_s: float = 0.0
     """Duration."""
     trial: int = 0
-    """From 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,13 +62,10 @@ class CellSaturation:
     """Whether one cell was saturated, and by what."""
 
     cell: str
-    """As the plan names it."""
     config: str
-    """The engine configuration."""
     rate_per_s: float
     """Requested rate."""
     trial: int
-    """From 0."""
     saturated: bool | None
     """True: a criterion fired. False: throughput and queue were both measured and nothing fired. None: otherwise."""
     criteria: tuple[Criterion, ...]
@@ -97,7 +94,6 @@ class ConfigSaturation:
     """One config's Phase A, rate by rate."""
 
     config: str
-    """The engine configuration."""
     completed: bool
     """Measured at every rate of the grid up to its saturation."""
     saturation_rate_per_s: float | None

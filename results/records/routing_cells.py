@@ -23,11 +23,9 @@ class RoutingConfig:
     """The settings of a cell: `config.json`. A setting that its plan does not have is absent."""
 
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables."""
     trial: int
-    """From 0."""
     policy: str
     """Its name, or the path of a Python file with one."""
     parameters: Mapping[str, Any]
@@ -56,7 +54,6 @@ class RoutingConfig:
     instances: int
     """How many."""
     config: str | None
-    """The engine configuration."""
     trace: TraceRecord
     """As the run prepared it."""
     replay: Mapping[str, Any]
@@ -119,7 +116,6 @@ class RoutingNumbers:
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables."""
     policy: str
@@ -127,7 +123,6 @@ class RoutingNumbers:
     parameters: Mapping[str, Any]
     """Parameters of the policy."""
     trial: int
-    """From 0."""
     counts: Mapping[str, int | None]
     """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations. None = not
     known."""
@@ -194,7 +189,6 @@ class RoutingBreakdown:
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     cell: str
-    """As the plan names it."""
     instances: tuple[InstanceNumbers, ...]
     """In the router's order."""
     picks: PickCounts | None
@@ -209,8 +203,7 @@ def decode_breakdown(raw: bytes) -> RoutingBreakdown:
 
 def upgrade_breakdown_from_1(row: dict[str, Any]) -> dict[str, Any]:
     """A breakdown of format 1 with the present names of its picks."""
-    picks = {_NEW_NAMES.get(name, name): value for name, value in row["picks"].items()}
-    return row | {"picks": picks, "format": 2}
+    return row | {"picks": rename_fields(row["picks"], _NEW_NAMES), "format": 2}
 
 
 _NEW_NAMES = {"leg_tokens": "transfer_prompt_tokens"}

@@ -58,7 +58,6 @@ class PlannedCell:
     cell: str
     """Id, unique in the run."""
     config: str
-    """The engine configuration."""
     phase: str
     """`A`, `B`, `Bp` (B') or `confirm`."""
     stem: str
@@ -66,7 +65,6 @@ class PlannedCell:
     reference: str = ""
     """The reference rate it is measured at, `ref_safe` or `ref_load`; empty = a rate that the plan states."""
     trial: int = 0
-    """From 0."""
 
 
 @dataclass(frozen=True, slots=True)

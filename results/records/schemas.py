@@ -141,6 +141,8 @@ class StepRecord:
 STEP_COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(StepRecord))
 STEP_FIELDS_US: tuple[str, ...] = tuple(name for name in STEP_COLUMNS if name.endswith("_us"))
 """Durations of a step."""
+STEP_SUMS_US = ("connector_total_us", "all_callbacks_us")
+"""What the analysis adds up of them (results.measures.step_durations)."""
 SAVE_FIELD_US = "wait_for_save_us"
 """Null too where a step did not call it, as most do not."""
 CHILD_FIELDS_US = ("child1_us", "child2_us")
@@ -158,9 +160,7 @@ class CellRecord:
     """
 
     cell: str
-    """As the plan names it."""
     config: str
-    """The engine configuration."""
     phase: str
     """`A`, `B` or `Bp` (B')."""
     load: Mapping[str, Any]
@@ -175,7 +175,6 @@ class CellRecord:
     t_start_unix_s: float
     """`t_start_ns` by the wall clock."""
     attempt: int
-    """From 1."""
     stop_reason: str
     """`complete`, or `hard_stop` (max_duration_s came before min_completed)."""
     sent: int
@@ -204,7 +203,6 @@ class CellRecord:
     memory_used_mib (largest sum), clock_mhz and power_w (means), temperature_c (highest), limited {what limited clocks:
     share of the samples}, reason (why none)."""
     version: int = CELL_VERSION
-    """Version of this record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +214,6 @@ class EngineFault:
     instance: str
     """By the journal's name."""
     config: str
-    """The engine configuration."""
     what: str
     """`death` or `stall`."""
     text: str

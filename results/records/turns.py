@@ -139,11 +139,10 @@ class RoutedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutingCell:
-    """The commit mark of a cell: `cell.json`."""
+class PolicyTrial:
+    """What one cell measures: a policy, in one trial."""
 
     cell: str
-    """As the plan names it."""
     label: str
     """The policy with its parameters in short: what the cell is called in tables. Unique among a trial's cells."""
     policy: str
@@ -151,9 +150,14 @@ class RoutingCell:
     parameters: Mapping[str, Any]
     """Parameters of the policy."""
     trial: int
-    """From 0."""
     position: int
     """Position in time among the run's cells, 0-based."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCell(PolicyTrial):
+    """The commit mark of a cell: `cell.json`."""
+
     replay_seed: int
     """Seed of the replay's prompts."""
     trace: Mapping[str, Any]
@@ -174,7 +178,6 @@ class RoutingCell:
     t_start_unix_s: float
     """`t_start_ns` by the wall clock."""
     attempt: int
-    """From 1."""
     git_commit: str | None
     """Commit of Tracon's own source; None = not known."""
     git_reason: str = ""
@@ -192,7 +195,6 @@ class RoutingCell:
     variation: str = ""
     """What of the engine model or the load was changed for it, e.g. `base_s*1.3`; empty = nothing."""
     version: int = CELL_VERSION
-    """Version of this record."""
 
     @property
     def logs_decisions(self) -> bool:

@@ -83,8 +83,8 @@ class Comparable:
     """By the name of a judgement, what identifies it in every run and version: the claim and its load. A name that is
     missing here identifies itself (`H1`, `3`), as all do in exports of an older version."""
     loads: Mapping[str, str] = field(default_factory=dict)
-    """By the name of a judgement that pairs whatever its load, the load that it rests on, such as `32 req/s`. Missing =
-    the pair has one load, or an export of an older version does not state it."""
+    """By the name of a judgement, the loads, grid or arms that it is judged over, such as `32 req/s, 512x32`. Missing =
+    its name or identity says it, or an export of an older version does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +132,24 @@ class VerdictPair:
     first_why: str
     """The reason of the first outcome, or the number with its interval."""
     second_why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Incomparable:
+    """A judgement that both runs have and that asks another question in each: no pair, and never opposite."""
+
+    name: str
+    """In the first run."""
+    name_in_second: str
+    first: str
+    """The outcome in the first run."""
+    second: str
     first_at: str = ""
-    """The load that the first outcome rests on, where the two runs state different ones: these are never opposite."""
+    """What the first is judged over, where the runs state different loads, grids or arms."""
     second_at: str = ""
+    first_rule: str = ""
+    """The rule of the first, where the rules differ."""
+    second_rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +172,9 @@ class Comparison:
     family: int
     """How many changes have a p: those whose two numbers have an interval over launches. They are judged together."""
     verdicts: tuple[VerdictPair, ...]
-    """Outcomes of all judgements, and those verdicts of single numbers that are opposite."""
+    """Outcomes of the judgements that ask one question, and those verdicts of single numbers that are opposite."""
+    incomparable: tuple[Incomparable, ...]
+    """The judgements in both runs that do not."""
     stated: tuple[tuple[str, str, str], ...]
     """Name, first, second."""
     differences: tuple[Difference, ...]
@@ -229,6 +246,7 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
     judgements = match_rows(
         first.judgements, second.judgements, (_identify_by(first), _identify_by(second)), lambda one: one.name
     )
+    unlike = [_find_incomparable(*pair, (first.loads, second.loads)) for pair in judgements.pairs]
     differences = list_differences(first.origin, second.origin)
     return Comparison(
         first=first.facts,
@@ -236,9 +254,10 @@ def compare(first: Comparable, second: Comparable) -> Comparison:
         changes=changes,
         family=sum(one.p is not None for one in changes),
         verdicts=(
-            *(_pair_judgements(*pair, (first.loads, second.loads)) for pair in judgements.pairs),
+            *(_pair_judgements(*pair) for pair, one in zip(judgements.pairs, unlike, strict=True) if one is None),
             *_find_opposite(measures.pairs, changes),
         ),
+        incomparable=tuple(one for one in unlike if one is not None),
         stated=tuple(
             (name, first.stated.get(name, ""), second.stated.get(name, ""))
             for name in dict.fromkeys((*first.stated, *second.stated))
@@ -322,15 +341,23 @@ def _apply_correction(change: Change, corrected: float) -> Change:
     return replace(change, p_corrected=corrected, stands=corrected <= 1 - LEVEL)
 
 
-def _pair_judgements(
+def _find_incomparable(
     first: Judgement, second: Judgement, loads: tuple[Mapping[str, str], Mapping[str, str]]
-) -> VerdictPair:
-    first_at, second_at = loads[0].get(first.name, ""), loads[1].get(second.name, "")
-    if not first_at or not second_at or first_at == second_at:
-        first_at = second_at = ""
-    opposite = {first.outcome, second.outcome} in _OPPOSITE and not first_at
+) -> Incomparable | None:
+    """None where both ask one question. What only one of them states of its loads is taken as the other's."""
+    at = loads[0].get(first.name, ""), loads[1].get(second.name, "")
+    if not all(at) or at[0] == at[1]:
+        at = "", ""
+    rules = ("", "") if first.rule == second.rule else (first.rule, second.rule)
+    if not any((*at, *rules)):
+        return None
+    return Incomparable(first.name, second.name, str(first.outcome), str(second.outcome), *at, *rules)
+
+
+def _pair_judgements(first: Judgement, second: Judgement) -> VerdictPair:
+    opposite = {first.outcome, second.outcome} in _OPPOSITE
     outcomes = str(first.outcome), str(second.outcome)
-    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason, first_at, second_at)
+    return VerdictPair(first.name, *outcomes, opposite, second.name, first.reason, second.reason)
 
 
 def _find_opposite(measures: Sequence[tuple[Measure, Measure]], changes: Sequence[Change]) -> list[VerdictPair]:

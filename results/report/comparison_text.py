@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from results.report.comparison import Change, Comparison, OneSided, VerdictPair, format_estimate
+from results.records.count import format_count
+from results.report.comparison import Change, Comparison, Incomparable, OneSided, VerdictPair, format_estimate
 from results.report.conditions import Condition
 from results.report.content import ReportText
 from results.report.differences import Difference
@@ -29,6 +30,7 @@ def describe_comparison(comparison: Comparison) -> ReportText:
         make_table("Differences that stand", STANDING_COLUMNS, comparison.standing, _STANDING_NOTE),
         make_table("How the runs differ", CONDITION_COLUMNS, comparison.conditions),
         make_table("Verdicts", VERDICT_COLUMNS, [one for one in comparison.verdicts if not one.opposite]),
+        make_table("Not comparable", INCOMPARABLE_COLUMNS, comparison.incomparable, _INCOMPARABLE_NOTE),
         _judged_table(comparison),
         _stated_table(comparison),
         *(_change_table(title, [one for one in comparison.changes if one.table == title]) for title in titles),
@@ -41,30 +43,34 @@ def describe_comparison(comparison: Comparison) -> ReportText:
 
 
 def _describe_counts(comparison: Comparison) -> str:
-    """Which run is which, what differs, how many numbers moved, opposite verdicts, and the family's judgment."""
-    counts = Counter(str(change.verdict or "no verdict") for change in comparison.changes)
-    moves = ", ".join(f"{counts[word]} {word}" for word in (*map(str, Verdict), "no verdict") if counts[word])
+    """Which run is which, what differs, what of the numbers stands among all of them, and opposite verdicts."""
     first, second = comparison.first, comparison.second
     alone = len(comparison.judged_only_first), len(comparison.judged_only_second)
     judged = f" Judged in one run only: {alone[0]} of the first, {alone[1]} of the second." if any(alone) else ""
+    judgements = format_count(len(comparison.incomparable), "judgement", "judgements")
+    unlike = f" Not comparable: {judgements}." if comparison.incomparable else ""
     kinds = ", ".join(one.what for one in comparison.conditions)
     differ = f"They differ in: {kinds}." if kinds else "Nothing that was captured differs between them."
     if first.run == second.run:
         differ = f"Both have one name: a run compared with itself confirms nothing. {differ}"
     return (
         f"{first.experiment}: first = {first.run} on {first.label}, second = {second.run} on {second.label}. {differ} "
-        f"{len(comparison.changes)} numbers in both, in the second against the first: {moves}. Opposite verdicts: "
-        f"{len(comparison.opposite)}.{judged} {_describe_family(comparison)}"
+        f"{comparison.answer} {_describe_changes(comparison)} "
+        f"Opposite verdicts: {len(comparison.opposite)}.{unlike}{judged}"
     )
 
 
-def _describe_family(comparison: Comparison) -> str:
-    """How many pairs of intervals are disjoint, beside how many chance makes so, and how many differences stand."""
+def _describe_changes(comparison: Comparison) -> str:
+    """How many numbers moved, each by itself, and how many intervals are disjoint, beside what chance makes so."""
+    counts = Counter(str(change.verdict or "no verdict") for change in comparison.changes)
+    moves = ", ".join(f"{counts[word]} {word}" for word in (*map(str, Verdict), "no verdict") if counts[word])
+    numbers = format_count(len(comparison.changes), "number", "numbers")
+    text = f"One by one, {numbers} in both, in the second against the first: {moves}."
     if not comparison.family:
-        return comparison.answer
+        return text
     return (
-        f"Disjoint intervals: {len(comparison.disjoint)} of {comparison.family} pairs; chance alone makes "
-        f"{comparison.disjoint_by_chance:.1f} disjoint between equal runs. {comparison.answer}"
+        f"{text} Disjoint intervals: {len(comparison.disjoint)} of {comparison.family} pairs; chance alone makes "
+        f"{comparison.disjoint_by_chance:.1f} disjoint between equal runs."
     )
 
 
@@ -88,12 +94,20 @@ def _list_limits(comparison: Comparison) -> tuple[str, ...]:
     return tuple(limits)
 
 
-def _name_pair(pair: VerdictPair) -> str:
-    first, second = (
-        f"{name} at {load}" if load else name
-        for name, load in ((pair.name, pair.first_at), (pair.name_in_second, pair.second_at))
+def _name_pair(pair: VerdictPair | Incomparable) -> str:
+    return _name_both(pair.name, pair.name_in_second)
+
+
+def _explain_incomparable(row: Incomparable) -> str:
+    """How the two questions differ."""
+    parts = (
+        ("judged over", row.first_at, row.second_at) if row.first_at else None,
+        ("by the rule", row.first_rule, row.second_rule) if row.first_rule else None,
     )
-    return _name_both(first, second)
+    return "; ".join(
+        f"{how} {_shorten_text(first, second)} (second: {_shorten_text(second, first)})"
+        for how, first, second in filter(None, parts)
+    )
 
 
 def _name_columns(change: Change) -> tuple[str, ...]:
@@ -119,6 +133,16 @@ _OPPOSITE_NOTE = (
     "Each run judges by its own intervals. Between equal runs chance makes at most 0.13 % of the pairs that intervals "
     "decide opposite (both miss, on opposite sides), so look for the cause in what differs. Neither run refutes the "
     "other: the claim may hold under the conditions of the one and fail under those of the other."
+)
+INCOMPARABLE_COLUMNS: tuple[Column[Incomparable], ...] = (
+    Column("", _name_pair),
+    Column("first", lambda row: row.first),
+    Column("second", lambda row: row.second),
+    Column("why", _explain_incomparable),
+)
+_INCOMPARABLE_NOTE = (
+    "Judged in both runs, but over other loads or by another rule: the outcomes neither agree with nor contradict each "
+    "other."
 )
 STANDING_COLUMNS: tuple[Column[Change], ...] = (
     Column("number", lambda row: f"{row.table}: {', '.join(_name_columns(row))}"),

@@ -67,7 +67,7 @@ def gates_table(gates: ShownGates | None) -> Table:
     if gates.missing:
         claim, rule = "The engine model predicts real engines.", "every gate holds"
         judgements = (Judgement("all", claim, rule, Outcome.OPEN, gates.missing),)
-    note = "Quote a simulated number only where they hold; the rules are in docs/simulator.md."
+    note = "Quote a simulated number only where they hold; the rules are in docs/calibrate.md."
     return judgement_table(TITLE, "claim", judgements, f"{note} {KNOWN_ANSWERS} {gates.note}".strip())
 
 

@@ -18,8 +18,10 @@ from results.records.layout import RunLayout, write_atomic
 from results.report.comparison import Comparable
 from results.report.path_masks import list_masks, mask_paths
 
-FORMAT = 2
-"""Version of comparable.json. Format 1 named the reference rate of a tax where format 2 states the rate."""
+FORMAT = 3
+"""Version of comparable.json. Format 1 named the reference rate of a tax where format 2 states the rate. Format 2 told
+the latencies of B' from those of Phase B at the same load, named the loads of a trend without their shapes, and knew of
+a lifecycle run's whole grid only how many (C, N) it has."""
 _BINARY = frozenset({".png"})
 
 
@@ -66,7 +68,7 @@ def read_comparable(folder: Path) -> Comparable:
     path = RunLayout(folder).comparable
     remedy = "export the run again, with this version: `tracon export RUN FOLDER`"
     try:
-        upgrades = {1: _state_rates_of_taxes}
+        upgrades = {1: _state_rates_of_taxes, 2: _identify_loads}
         return decode_versioned(path.read_bytes(), ExportedRun, FORMAT, upgrades, unstated=1, key="format").comparable
     except (OSError, UnknownVersion, *DAMAGED_JSON) as error:
         raise ResultsError(f"{path}: {error}", remedy=remedy) from error
@@ -83,8 +85,21 @@ def _state_rate(tax: dict[str, Any]) -> dict[str, Any]:
     """As results.connector_tax.compare makes it. An export from before identities has none."""
     at, key = tax["at"], tax["key"]
     reference, phase, *others = key.items()
-    identity = tax.get("id", "").replace(f" at {key['reference']}, ", f" at {at}, ").replace(" in Bp at ", " in B at ")
+    identity = tax.get("id", "").replace(f" at {key['reference']}, ", f" at {at}, ")
     return {**tax, "key": dict((reference, phase, ("req/s", at.removesuffix(" req/s")), *others)), "id": identity}
+
+
+def _identify_loads(row: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 to 3: a number of B' is identified as one of Phase B, a mean over a grid of a known size only by its
+    name, and loads without a shape are not stated."""
+    comparable = row["comparable"]
+    measures = [{**one, "id": _identify_load(one.get("id", ""))} for one in comparable["measures"]]
+    loads = {name: load for name, load in comparable.get("loads", {}).items() if ", " in load}
+    return {**row, "format": 3, "comparable": {**comparable, "measures": measures, "loads": loads}}
+
+
+def _identify_load(identity: str) -> str:
+    return "" if ", grid of " in identity else identity.replace(" in Bp at ", " in B at ")
 
 
 def _list_files(source: Path, own: Iterable[Path]) -> Iterator[Path]:

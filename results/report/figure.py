@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,17 @@ class Figure:
     def stem(self) -> str:
         """Name of its files without suffix."""
         return f"figure_{self.label}"
+
+
+def has_values(table: pd.DataFrame, name: str = "value") -> bool:
+    """Whether the column has a number."""
+    return not table.empty and not table[name].isna().all()
+
+
+def join_range(numbers: Iterable[int]) -> str:
+    """`3`, or `1 to 3`; empty where there is none."""
+    known = set(numbers)
+    return " to ".join(str(number) for number in sorted({min(known), max(known)})) if known else ""
 
 
 Drawers = Mapping[int, "Callable[[Figure], Drawing]"]

@@ -9,15 +9,9 @@ from html import escape
 from string import Template
 
 from results.report.content import Report
+from results.report.document import LIMITS_TITLE
 from results.report.figure import Figure
-from results.report.page import (
-    REMEDIES_TITLE,
-    OpenQuestion,
-    Page,
-    PageAnswer,
-    group_by_figure,
-    group_remedies,
-)
+from results.report.page import REMEDIES_TITLE, OpenQuestion, Page, PageAnswer, group_by_figure, group_remedies
 from results.report.print_sheet import PRINT_CSS
 from results.report.table import Table
 
@@ -92,7 +86,7 @@ def build_page(report: Report, drawn: Mapping[int, str], beside: Mapping[int, st
     first = next((index for index, title in enumerate(titles) if title.startswith(report.figures_before)), len(tables))
     figures = "\n".join(_render_figure(figure, drawn.get(figure.number)) for figure in report.figures)
     limits = _render_list(report.text.limits)
-    parts = [*tables[:first], ("Figures", figures), *tables[first:], ("What this does not say", limits)]
+    parts = [*tables[:first], ("Figures", figures), *tables[first:], (LIMITS_TITLE, limits)]
     sections = [
         f'<section id="s{number}"><h3>{escape(title)}</h3>\n{body}\n</section>'
         for number, (title, body) in enumerate(parts, 1)
@@ -131,9 +125,7 @@ def _render_answers(page: Page, figures: Sequence[Figure], beside: Mapping[int, 
 
 
 def _render_sentence(one: PageAnswer | OpenQuestion) -> str:
-    shown = ""
-    if one.outcome:
-        shown = f' (<span class="outcome">{escape(one.outcome)}</span>)'
+    shown = f' (<span class="outcome">{escape(one.outcome)}</span>)' if one.outcome else ""
     return f"<li><b>{escape(one.name)}</b>{shown}: {_render_prose(one.text)}</li>"
 
 

@@ -120,16 +120,25 @@ def contrast_with_white(color: Sequence[float]) -> float:
     return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
 
 
-def sheet(width: float, height: float) -> Drawing:
-    """An empty sheet (inches) that lays itself out."""
+def sheet(width: float, height: float, title: str = "") -> Drawing:
+    """An empty sheet (inches) that lays itself out, with a title over all its panels; empty = a panel has the title.
+
+    A title may contain the name of a file, in which `$` begins no formula.
+    """
     from matplotlib.figure import Figure as Drawing
 
-    return Drawing(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    drawing = Drawing(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+    if title:
+        drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9, parse_math=False)
+    return drawing
 
 
-def title_sheet(drawing: Drawing, title: str) -> None:
-    """A title over all panels of the sheet. It may contain the name of a file, in which `$` begins no formula."""
-    drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9, parse_math=False)
+def panel_sheet(width: float, height: float, title: str, gap: float | None = None) -> tuple[Drawing, Axes]:
+    """A sheet (inches) with one panel and its title. `gap`: points between them, where names are above the panel."""
+    drawing = sheet(width, height)
+    axes = drawing.subplots()
+    axes.set_title(title, loc="left", fontweight="bold", pad=gap, parse_math=False)
+    return drawing, axes
 
 
 def to_bytes(drawing: Drawing, form: str) -> bytes:
@@ -141,7 +150,7 @@ def to_bytes(drawing: Drawing, form: str) -> bytes:
 
 
 def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
-    """A logarithmic axis with 1-2-5 ticks where the values span a factor of `spread`, else a linear one."""
+    """A logarithmic axis with 1-2-5 ticks where the values above 0 span a factor of `spread`, else a linear one."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
     axis = axes.xaxis if side == "x" else axes.yaxis

@@ -26,10 +26,13 @@ FAR = 6.0
 """A bar that is this many times as long as the median one is cut; otherwise it would flatten the others."""
 SATURATED = "////"
 """Hatch of bars and cells whose load was more than the engine sustained."""
+_HATCHED: Mapping[str, Any] = {"fill": False, "hatch": SATURATED, "edgecolor": "#606060", "linewidth": 0}
 GAP = 1.035
 """Factor between neighboring lines at one x of a logarithmic axis."""
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
+ON_ROW, ON_COLUMN = ("axes fraction", "data"), ("data", "axes fraction")
+"""`xycoords` of a note: its height, or its place across, is a value; the other is a fraction of the panel."""
 
 
 def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
@@ -59,6 +62,12 @@ def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pe
     axes.plot(at, height, **pen.line())
 
 
+def write_note(axes: Axes, text: str, at: tuple[float, float], apart: tuple[float, float], **look: Any) -> None:
+    """Text `apart` (points) from a position, gray and of 7.5 points. `look`: what else, or other than that."""
+    quiet: dict[str, Any] = {"fontsize": 7.5, "color": QUIET}
+    axes.annotate(text, at, xytext=apart, textcoords="offset points", **(quiet | look))
+
+
 def name_rows(axes: Axes, names: Sequence[str]) -> None:
     """The first one on top."""
     axes.set_yticks(range(len(names)), names)
@@ -81,8 +90,7 @@ def draw_dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
     draw_spans(axes, value, at, rows, scale)
     axes.plot(value, at, "o", color="black", markersize=4.5, zorder=4, clip_on=False)
     for row in np.flatnonzero(~np.isfinite(value)):
-        axes.annotate("not measured", (0, float(row)), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                      textcoords="offset points", va="center", fontsize=7, color=QUIET)  # fmt: skip
+        write_note(axes, "not measured", (0, float(row)), (4, 0), xycoords=ON_ROW, va="center", fontsize=7)
 
 
 def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float) -> None:
@@ -144,8 +152,7 @@ def name_bars(axes: Axes, labels: Sequence[str]) -> None:
     thick = 0.8 / len(labels)
     for number, label in enumerate(labels):
         up = (number - (len(labels) - 1) / 2) * thick
-        axes.annotate(label, (1, up), xycoords=("axes fraction", "data"), xytext=(4, 0), textcoords="offset points",
-                      va="center", fontsize=7, color=QUIET)  # fmt: skip
+        write_note(axes, label, (1, up), (4, 0), xycoords=ON_ROW, va="center", fontsize=7)
 
 
 def _find_reach(rows: pd.DataFrame) -> tuple[float, float]:
@@ -170,8 +177,7 @@ def _draw_bar(
     value, low, high = (float("nan") if row[name] is None else float(row[name]) for name in ("value", "low", "high"))
     left, right = axes.get_xlim()
     if not np.isfinite(value):
-        axes.annotate("not measured", (0, at), xytext=(3, 0), textcoords="offset points", va="center", fontsize=6.5,
-                      color=QUIET)  # fmt: skip
+        write_note(axes, "not measured", (0, at), (3, 0), va="center", fontsize=6.5)
         return
     hatch = SATURATED if row.get("saturated") is True else ""
     axes.barh(at, value, thick, color=color, alpha=group.fade)
@@ -217,6 +223,8 @@ def draw_grid(
     `reach`: diverging around zero, full color there; None = from the least to the most in grays. `hatched`: 1 where
     the cell is saturated.
     """
+    from matplotlib.patches import Rectangle
+
     known = values[np.isfinite(values)]
     if reach is None:
         low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
@@ -227,7 +235,7 @@ def draw_grid(
                         origin="lower")  # fmt: skip
     if hatched is not None:
         for row, col in np.argwhere(hatched == 1).tolist():
-            axes.add_patch(_hatch_cell(col, row))
+            axes.add_patch(Rectangle((col - 0.5, row - 0.5), 1, 1, **_HATCHED))
     for (row, col), text in words.items():
         dark = reach is not None and abs(values[row, col]) > 0.75 * reach
         light = hatched is not None and hatched[row, col] == 1
@@ -240,9 +248,3 @@ def draw_grid(
     axes.tick_params(length=0)
     axes.grid(visible=False)
     return image
-
-
-def _hatch_cell(col: int, row: int) -> Any:  # noqa: ANN401  # a patch of matplotlib, which is imported late
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((col - 0.5, row - 0.5), 1, 1, fill=False, hatch=SATURATED, edgecolor="#606060", linewidth=0)

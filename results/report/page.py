@@ -208,10 +208,6 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{_separate(others)} and {last}" if others else last
 
 
-def _separate_names(names: Sequence[str]) -> str:
-    return _separate(_fold_names(names))
-
-
 def _separate(names: Sequence[str]) -> str:
     return ("; " if any("," in name for name in names) else ", ").join(names)
 
@@ -297,7 +293,7 @@ def group_remedies(questions: Sequence[OpenQuestion]) -> list[tuple[str, str]]:
     for one in questions:
         if one.decides:
             by_remedy.setdefault(one.decides, []).extend(one.claims or (one.name,))
-    return [(cut_text(_separate_names(names), MOST_NAMES), remedy) for remedy, names in by_remedy.items()]
+    return [(cut_text(_separate(_fold_names(names)), MOST_NAMES), remedy) for remedy, names in by_remedy.items()]
 
 
 def group_by_figure(

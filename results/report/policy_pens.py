@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 from zlib import crc32
@@ -64,10 +64,6 @@ def _assign_other_pens(names: Iterable[str]) -> dict[str, Pen]:
     letters = lettered_pens()
     for name in sorted({name for name in names if name not in POLICY_PENS}):
         first = crc32(name.encode()) % len(OTHER_PENS)
-        free = [pen for pen in _turn(OTHER_PENS, first) if pen not in chosen.values()]
+        free = [pen for pen in (*OTHER_PENS[first:], *OTHER_PENS[:first]) if pen not in chosen.values()]
         chosen[name] = free[0] if free else next(letters)
     return chosen
-
-
-def _turn(pens: Sequence[Pen], first: int) -> Sequence[Pen]:
-    return (*pens[first:], *pens[:first])

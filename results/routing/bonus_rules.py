@@ -21,7 +21,7 @@ from results.routing.load_floor import (
     FloorVariant,
     LoadFloor,
 )
-from results.routing.transport_rules import describe_difference
+from results.routing.transport_rules import describe_difference, join_pairs
 from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged
 from results.statistics.student import find_p_value
 
@@ -193,7 +193,11 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
     pairs = pair_forms(floor)
     if not pairs:
         return Outcome.OPEN, 'both forms were not run at one K and one gate: set floor_form = "max" beside "mean"'
-    mean, most = pairs[0]
+    return join_pairs([_judge_forms(mean, most) for mean, most in pairs])
+
+
+def _judge_forms(mean: FloorVariant, most: FloorVariant) -> tuple[Outcome, str]:
+    """By one pair of `pair_forms`."""
     text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
     if unknown := _name_uncounted((mean, most)):
         return Outcome.OPEN, f"{unknown}: {text}"
@@ -215,12 +219,16 @@ def judge_form(floor: LoadFloor) -> tuple[Outcome, str]:
 
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
-    """The form with the mean and the other one, at one K and with one gate."""
+    """The form with the mean and the other one, of arms that differ in nothing else: K, gate and every other fix."""
     forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
     both = product(forms["mean"], forms["max"])
-    return [
-        (mean, most) for mean, most in both if _bonus_of(mean) == _bonus_of(most) and _gate_of(mean) == _gate_of(most)
-    ]
+    return [(mean, most) for mean, most in both if _leave_form_out(mean) == _leave_form_out(most)]
+
+
+def _leave_form_out(one: FloorVariant) -> dict[str, object]:
+    """Its parameters without the form, K and gate also where they are the defaults."""
+    own = {**one.parameters, BONUS: _bonus_of(one), "floor_gate": _gate_of(one)}
+    return {name: value for name, value in own.items() if name != "floor_form"}
 
 
 def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
@@ -243,6 +251,16 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     listed = ", ".join(f"{k:g}" for k in by_answer[True]) or "none"
     missing = "" if DEFAULT_K in tried else f"K = {DEFAULT_K:g} was not run; "
     return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
+
+
+def name_forms(floor: LoadFloor) -> list[str]:
+    """The labels of `pair_forms`."""
+    return [one.label for pair in pair_forms(floor) for one in pair]
+
+
+def name_grid(floor: LoadFloor) -> list[str]:
+    """The labels of the grid that D6 judges."""
+    return [one.label for one in _find_grid(floor)]
 
 
 def list_k(floor: LoadFloor) -> list[float]:
@@ -311,6 +329,21 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     if all(low is not None and low > 0 for low in least):
         return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {counts}"
     return Outcome.UNDECIDED, f"not distinguishable: {text}"
+
+
+def name_bonuses(floor: LoadFloor) -> list[str]:
+    """The labels with a bonus, and the one without a fix that they are held against."""
+    return [floor.reference, *(one.label for one in _list_bonuses(floor))]
+
+
+def name_shapes(floor: LoadFloor) -> list[str]:
+    """As `name_bonuses`, with the alternatives to the bonus."""
+    return [*name_bonuses(floor), *(one.label for one in floor.compared if _is_alternative(one))]
+
+
+def name_back_pressure(floor: LoadFloor) -> list[str]:
+    """The labels with back-pressure alone, and the one without a fix that they are held against."""
+    return [floor.reference, *(one.label for one in _list_back_pressure(floor))]
 
 
 def count_compared(floor: LoadFloor) -> int:

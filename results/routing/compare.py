@@ -8,6 +8,7 @@ from results.report.comparison import Comparable, Measure
 from results.routing.analyze import RoutingAnalysis
 from results.routing.loads import LoadJudgement, strip_load
 from results.routing.metrics import all_metrics, metric_named
+from results.routing.verdicts import THRASHING
 
 
 def build_comparable(analysis: RoutingAnalysis) -> Comparable:
@@ -19,6 +20,7 @@ def build_comparable(analysis: RoutingAnalysis) -> Comparable:
             one.judgement.name: _identify_judgement(analysis, one)
             for one in (*analysis.claims_by_load, *analysis.points_by_load)
         },
+        loads=_name_loads(analysis),
         stated={
             "baseline": analysis.baseline,
             "trials": str(analysis.trials),
@@ -32,6 +34,14 @@ def _identify_judgement(analysis: RoutingAnalysis, one: LoadJudgement) -> str:
     """The claim and the load of its labels; the claim alone where it is of the whole run."""
     loads = {load.id for load in analysis.loads if {*one.labels} & {*load.labels}} if one.labels else set[str]()
     return f"{one.what}; {loads.pop()}" if len(loads) == 1 else one.what
+
+
+def _name_loads(analysis: RoutingAnalysis) -> dict[str, str]:
+    """What each judgement is judged over, where its identity does not say it."""
+    judged = (*analysis.claims_by_load, *analysis.points_by_load)
+    migrating = {_identify_policy(analysis, row.label) for row in analysis.moves.migrations if not row.why_none}
+    over = {one.judgement.name: one.over for one in judged if one.over}
+    return over | {one.judgement.name: ", ".join(sorted(migrating)) for one in judged if one.what == THRASHING}
 
 
 def _identify_policy(analysis: RoutingAnalysis, label: str) -> str:

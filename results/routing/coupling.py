@@ -42,24 +42,16 @@ UNBOUNDED = "the loop gain may reach 1: no bound"
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One cell's terms of L = Lambda N (W + T)."""
+    """One cell's terms of L = Lambda N (W + T), as `Coupling` explains those of a policy."""
 
     arrivals_per_s: float
-    """Lambda: sessions per second while sessions arrive."""
     turns: float
-    """N: turns in a row per session; turns of sub-agents that overlap count as one."""
     service_s: float
-    """W: mean service time of a turn."""
     think_s: float
-    """T: pause per turn."""
     concurrency: float
-    """L: mean over turns of the sessions in the system at their send."""
     in_system: float
-    """The same as a mean over time while sessions arrive."""
     held_back: float
-    """Share of the sessions that a limit on sessions in flight held back."""
     session_delay_s: float
-    """Mean over all sessions of how long it held them back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +59,10 @@ class Coupling:
     """One policy."""
 
     label: str
-    """The policy with its parameters in short."""
     arrivals_per_s: Estimate
     """Lambda: sessions per second while sessions arrive."""
     turns: Estimate
-    """N: turns in a row per session."""
+    """N: turns in a row per session; turns of sub-agents that overlap count as one."""
     service_s: Estimate
     """W: mean service time of a turn."""
     think_s: Estimate

@@ -5,7 +5,7 @@ Their rules are in `bonus_rules` and `transport_rules`; here are what they ask, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from results.records.estimate import unknown
@@ -24,11 +24,22 @@ from results.routing.bonus_rules import (
     judge_sessions,
     judge_shape,
     list_k,
+    name_back_pressure,
+    name_bonuses,
+    name_forms,
+    name_grid,
+    name_shapes,
     pair_forms,
 )
 from results.routing.load_floor import LoadFloor, change_floor_level, split_by_load, take_floor_points
-from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run
-from results.routing.transport_rules import judge_quarantines, judge_refusals, judge_timeouts
+from results.routing.loads import LoadJudgement, judge_under_load, judge_whole_run, list_arms
+from results.routing.transport_rules import (
+    judge_quarantines,
+    judge_refusals,
+    judge_timeouts,
+    name_quarantines,
+    name_timeouts,
+)
 from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome, few_launches
 from results.statistics.student import find_p_of_rule
 
@@ -44,6 +55,8 @@ class DecisionPoint:
     rule: str
     judge: Callable[[LoadFloor], tuple[Outcome, str]]
     """Applies the rule: the outcome, and why."""
+    name_arms: Callable[[LoadFloor], Sequence[str]]
+    """The labels whose numbers the rule reads."""
     count_chances: Callable[[LoadFloor], int] | None = None
     """Comparisons of which any one may satisfy the rule (Bonferroni), 0 where the run has no arms for one; None = the
     rule counts and has no p-value."""
@@ -57,7 +70,13 @@ def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple
     `simulated`: followed by the fixes that the engine model cannot show.
     """
     points = tuple(
-        judge_under_load(one.name, _judge_point_of(one, own), (arm.label for arm in own.variants), load)
+        judge_under_load(
+            one.name,
+            _judge_point_of(one, own),
+            (arm.label for arm in own.variants),
+            load,
+            list_arms(filter(None, one.name_arms(own))),
+        )
         for load, own in split_by_load(floor).items()
         for one in DECISION_POINTS
     )
@@ -92,6 +111,10 @@ def _judge_point(one: DecisionPoint, floor: LoadFloor) -> str:
     return "" if outcome is Outcome.OPEN else str(outcome)
 
 
+def _name_all(floor: LoadFloor) -> list[str]:
+    return [one.label for one in floor.variants]
+
+
 DECISION_POINTS = (
     DecisionPoint(
         "D1",
@@ -100,6 +123,7 @@ DECISION_POINTS = (
         "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
         "worse; fails for the opposite",
         judge_fewer_failures,
+        name_bonuses,
         lambda floor: 2 * count_compared(floor),
     ),
     DecisionPoint(
@@ -109,6 +133,7 @@ DECISION_POINTS = (
         "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
         "fails where it loses more; undecided where two such pairs contradict each other",
         judge_timeouts,
+        name_timeouts,
         lambda floor: len(floor.timeouts),
     ),
     DecisionPoint(
@@ -118,6 +143,7 @@ DECISION_POINTS = (
         f"the bonus gives every D a share and keeps the overlap within {format_percent(OVERLAP_WITHIN)}, kv_aware "
         "without it does not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
         judge_shape,
+        name_shapes,
         lambda floor: count_compared(floor) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),
     ),
     DecisionPoint(
@@ -126,6 +152,7 @@ DECISION_POINTS = (
         "yes",
         "a pick was sent elsewhere because of a counted refusal",
         judge_refusals,
+        _name_all,
         has_point=False,
     ),
     DecisionPoint(
@@ -133,9 +160,10 @@ DECISION_POINTS = (
         "The deficit is measured against the mean, rather than as K (max - mine) / max.",
         "defer",
         "at one K and one gate the form with the mean spreads the sessions and the other does not, or both do and it "
-        "is distinguishably better; fails for the opposite",
+        "is distinguishably better; fails for the opposite; undecided where two such pairs contradict each other",
         judge_form,
-        lambda floor: len(DISTINGUISHED_BY) if pair_forms(floor) else 0,
+        name_forms,
+        lambda floor: len(DISTINGUISHED_BY) * len(pair_forms(floor)),
     ),
     DecisionPoint(
         "D6",
@@ -143,6 +171,7 @@ DECISION_POINTS = (
         "try 200 first",
         f"K = {DEFAULT_K:g}, of two or more K of one form and one gate, spreads the sessions and keeps the overlap",
         judge_default_k,
+        name_grid,
         lambda floor: int(len(list_k(floor)) > 1 and DEFAULT_K in list_k(floor)),
     ),
     DecisionPoint(
@@ -151,6 +180,7 @@ DECISION_POINTS = (
         "the same subset",
         "every difference to kv_aware without a fix is distinguishable from none",
         judge_sessions,
+        name_bonuses,
         lambda floor: int(count_compared(floor) > 0),
         has_point=False,
     ),
@@ -161,6 +191,7 @@ DECISION_POINTS = (
         "transfers were lost without the bonus, and with one none is, distinguishably fewer; fails where under every "
         "bonus some are, distinguishably from none",
         judge_lossless,
+        name_bonuses,
         count_compared,
     ),
     DecisionPoint(
@@ -171,6 +202,7 @@ DECISION_POINTS = (
         "distinguishably loses fewer transfers; fails where it loses more; undecided where two such pairs contradict "
         "each other",
         judge_quarantines,
+        name_quarantines,
         lambda floor: len(floor.quarantines),
     ),
     DecisionPoint(
@@ -180,6 +212,7 @@ DECISION_POINTS = (
         "with back-pressure alone distinguishably fewer transfers are lost or more turns completed than without a fix, "
         "and neither is worse; fails for the opposite",
         judge_back_pressure,
+        name_back_pressure,
         lambda floor: 2 * count_back_pressure(floor),
     ),
 )

@@ -8,23 +8,21 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.report.documents import AggregateHead
 from results.report.engine_gates import ShownGates
 from results.routing.conditional_claims import StoredClaims
 from results.routing.coupling import Coupling
-from results.routing.floor_facts import DecodeRequests, Rules, TransportFacts
 from results.routing.interference import Interference
 from results.routing.launch_noise import TrialNoise
-from results.routing.load_floor import FloorVariant, LoadFloor, QuarantinePair, TimeoutPair
-from results.routing.loads import LoadJudgement
-from results.routing.migrations import CostRow, MigrationNumbers, PolicyMigrations
+from results.routing.load_floor import LoadFloor
+from results.routing.migrations import MigrationNumbers, PolicyMigrations
 from results.routing.occupancy import Deployment, Footprints, Occupancy
-from results.routing.pairs import Pair, Standing, TurnPair
+from results.routing.pairs import MetricDifference, Pair, Standing, TurnPair
 from results.routing.pools import InstancePool
-from results.routing.recomputing import AgainstArm, AgainstRecomputing, Fit
+from results.routing.recomputing import AgainstRecomputing
 from results.routing.specification import Setting, SpecifiedRow
 from results.routing.summary import RoutedSummary
 from results.routing.transfers import PolicyTransfers
@@ -36,7 +34,6 @@ class PolicyNumbers:
     """One policy over its trials."""
 
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     values: Mapping[str, Estimate]
@@ -46,11 +43,8 @@ class PolicyNumbers:
 @dataclass(frozen=True)  # without slots: a record with two bases that have slots cannot be made
 class _MigratedCell:
     cell: str
-    """As the plan names it."""
     label: str
-    """The policy with its parameters in short."""
     trial: int
-    """From 0."""
     counts: bool
     """It is among the policy's numbers; else its client fell behind, or it replayed another trace."""
     requests: int
@@ -113,7 +107,6 @@ class RoutingPairs:
     """`pairs.json`: every metric of every two policies under one load, and every latency of them turn by turn."""
 
     format: int
-    """Format of this document."""
     simulated: str | UnsetType = UNSET
     """The model that stood in for engines: nothing was measured. Absent = engines were real."""
     pairs: tuple[Pair, ...]
@@ -172,7 +165,6 @@ class RoutingVerdicts:
     decode pools would hold."""
 
     format: int
-    """Format of this document."""
     standings: tuple[JudgedStanding, ...]
     """By metric and load."""
     claims: tuple[Judgement, ...]
@@ -202,13 +194,10 @@ class RoutedCellRow:
     """A row of `aggregate.csv`: one cell."""
 
     cell: str
-    """As the plan names it."""
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     trial: int
-    """From 0."""
     position: int
     """Position in time among the run's cells, 0-based."""
     duration_s: float
@@ -228,9 +217,7 @@ class MigrationRow:
     """A row of `migrations.csv`: one migration that was asked for. Tokens are prompt tokens."""
 
     label: str
-    """The policy with its parameters in short."""
     trial: int
-    """From 0."""
     request: str
     """As in the decision log."""
     session: str
@@ -272,17 +259,9 @@ class MigrationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PairRow:
+class PairRow(MetricDifference):
     """A row of `pairs.csv`: one metric of two policies."""
 
-    metric: str
-    """Its name with its unit, e.g. `ttft_p90_s`."""
-    first: str
-    """Label of a policy."""
-    second: str
-    """Label of the policy that it is compared with."""
-    difference: Estimate
-    """first - second, in the metric's unit."""
     second_value: float | None
     """The metric of second."""
     relative: float | None
@@ -315,7 +294,6 @@ class PolicyManifestRow:
     """A row of `MANIFEST.tsv`: one policy of the plan or of a result folder; an empty field is not known."""
 
     label: str
-    """The policy with its parameters in short."""
     policy: str
     """Its name."""
     parameters: str
@@ -344,35 +322,11 @@ class PolicyManifestRow:
 
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(RoutingAggregate, ("aggregate.json",)),
-    *declare_inside(
-        RoutingAggregate,
-        RoutedSummary,
-        PolicyNumbers,
-        Interference,
-        PolicyMigrations,
-        MigratedCell,
-        PolicyTransfers,
-        AgainstRecomputing,
-        InstancePool,
-        LoadFloor,
-        SpecifiedTables,
-    ),
-    Declared(CostRow, ("in PolicyMigrations", "in MigratedCell")),
-    *declare_inside(AgainstRecomputing, Fit, AgainstArm),
-    *declare_inside(LoadFloor, FloorVariant, TransportFacts, TimeoutPair, QuarantinePair),
-    *declare_inside(FloorVariant, Rules, DecodeRequests),
-    *declare_inside(SpecifiedTables, SpecifiedRow, Setting),
     Declared(RoutedCellRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(RoutingPairs, ("pairs.json",)),
-    *declare_inside(RoutingPairs, Pair, TurnPair),
     Declared(PairRow, ("pairs.csv",)),
     Declared(MigrationRow, ("migrations.csv",)),
     Declared(RoutingVerdicts, ("verdicts.json",)),
-    *declare_inside(
-        RoutingVerdicts, JudgedStanding, TrialNoise, VariedClaim, Coupling, Footprints, Deployment, Occupancy
-    ),
-    *declare_inside(VariedClaim, ClaimBounds),
     Declared(StoredClaims, ("results/variations/<name>.json",)),
-    *declare_inside(StoredClaims, LoadJudgement),
     Declared(PolicyManifestRow, ("MANIFEST.tsv",)),
 )

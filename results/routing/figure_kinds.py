@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from results.report.figure import Figure
+from results.report.figure import Figure, join_range
 from results.report.ink import Pen
 from results.routing.analyze import RoutingAnalysis
 from results.routing.metrics import metric_named
@@ -44,10 +44,6 @@ class FigureKind:
         return Figure(self.number, self.title, data.caption, data.table, data.lines, data.pens, name=self.name)
 
 
-def has_values(table: pd.DataFrame) -> bool:
-    return not table.empty and not table["value"].isna().all()
-
-
 def why_missing(analysis: RoutingAnalysis, name: str) -> str:
     """Why no policy has a value of this metric."""
     reasons = dict.fromkeys(analysis.value(label, name).reason or "" for label in analysis.labels)
@@ -57,10 +53,4 @@ def why_missing(analysis: RoutingAnalysis, name: str) -> str:
 def describe_trials(analysis: RoutingAnalysis) -> str:
     """What a caption says of how often each policy was measured."""
     counts = join_range(sum(cell.label == label for cell in analysis.cells) for label in analysis.labels)
-    return f"Trials per policy: {counts}, {'simulated' if analysis.facts.simulated else 'a launch each'}."
-
-
-def join_range(numbers: Iterable[int]) -> str:
-    """`3`, or `1 to 3`."""
-    known = set(numbers)
-    return " to ".join(str(number) for number in sorted({min(known), max(known)})) if known else "none"
+    return f"Trials per policy: {counts or 'none'}, {'simulated' if analysis.facts.simulated else 'a launch each'}."

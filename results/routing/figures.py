@@ -14,12 +14,12 @@ from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.report import marks
 from results.report.direct_labels import Named, label_marks
-from results.report.figure import Drawers, Figure
-from results.report.ink import plain_ticks, shares, sheet, title_sheet
+from results.report.figure import Drawers, Figure, has_values
+from results.report.ink import panel_sheet, plain_ticks, shares, sheet
 from results.report.terms import begin_sentence
 from results.routing import load_figures, migration_figures, schematics, sensitivity_figures
 from results.routing.analyze import RoutingAnalysis, mean_of_known
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
 from results.routing.shown import describe_bars, estimate_columns
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def draw_amplification(figure: Figure) -> Drawing:
     marks.draw_dots(axes, figure.table, 1.0)
     for name, value in figure.lines.items():
         axes.axvline(value, color="#808080", linestyle="--", linewidth=1)
-        axes.annotate(name, (value, 0), xycoords=("data", "axes fraction"), xytext=(3, 3), textcoords="offset points",
-                      fontsize=7, color=marks.QUIET)  # fmt: skip
+        marks.write_note(axes, name, (value, 0), (3, 3), xycoords=marks.ON_COLUMN, fontsize=7)
     axes.set_xlabel("wall clock / trace span")
     return drawing
 
@@ -141,7 +140,7 @@ def draw_instances(figure: Figure) -> Drawing:
         named += [Named(value[row], at[row], kind, "#000000") for row in np.flatnonzero(np.isfinite(value))[:1]]
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)
-    plain_ticks(axes, "x", table["value"].dropna().to_numpy(dtype=np.float64) * 1e3)
+    plain_ticks(axes, "x", marks.column(table, "value", 1e3))
     axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
     label_marks(axes, named)
     return drawing
@@ -178,7 +177,7 @@ def draw_latencies(figure: Figure) -> Drawing:
     panels = [(name, statistic) for name in series for statistic in statistics]
     across = len(statistics) if len(statistics) > 1 else len(series)
     down = len(panels) // across
-    drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4)
+    drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4, figure.title)
     grid = drawing.subplots(down, across, sharey=True, squeeze=False)
     for axes, (name, statistic) in zip(grid.ravel(), panels, strict=True):
         of = latency.METRICS[name]
@@ -187,17 +186,14 @@ def draw_latencies(figure: Figure) -> Drawing:
         marks.draw_panel(axes, rows, labels, f"{of.title} {statistic}", of.shown_unit, scale)
     for line in grid:
         marks.name_rows(line[0], labels)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _rows_of_policies(figure: Figure, *, marks_named: bool = False) -> tuple[Drawing, Axes]:
     """A sheet with one panel and a row per label of the table. `marks_named`: names above the panel have room."""
     labels = list(dict.fromkeys(figure.table["label"]))
-    drawing = sheet(8, 1.3 + _ROW * len(labels))
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(8, 1.3 + _ROW * len(labels), figure.title, 18 if marks_named else None)
     marks.name_rows(axes, labels)
-    axes.set_title(figure.title, loc="left", fontweight="bold", pad=18 if marks_named else 6)
     return drawing, axes
 
 

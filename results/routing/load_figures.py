@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from results.measures.summary import bounded_columns
 from results.records.percent import format_percent
 from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
-from results.report.figure import Figure
-from results.report.ink import Pen, pens, plain_ticks, shares, sheet, title_sheet
+from results.report.figure import Figure, join_range
+from results.report.ink import Pen, panel_sheet, pens, plain_ticks, shares, sheet
 from results.report.policy_pens import assign_pens
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Curve
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, join_range, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
 from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples
@@ -99,8 +100,7 @@ def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def draw_occupancy(figure: Figure) -> Drawing:
     """A line per deployment over the footprint, a circle per measured pool, each with the color of its arm's policy."""
     table = figure.table
-    drawing = sheet(8.5, 4.2)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(8.5, 4.2, figure.title, 16)
     ends = []
     lines = table[table["point"] != MEASURED]
     for deployment in dict.fromkeys(lines["deployment"]):
@@ -123,16 +123,14 @@ def draw_occupancy(figure: Figure) -> Drawing:
                       capsize=2)  # fmt: skip
         ends += [_name_end(size, high, str(name), pen.color)]
     _mark_footprints(axes, table)
-    axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
+    wall = figure.lines["wall"]
+    axes.axhline(wall, color="black", linestyle=":", linewidth=1)
     plain_ticks(axes, "x", table["footprint_tokens"])
     axes.set_yscale("log")
     axes.minorticks_off()
     shares(axes.yaxis)
-    axes.annotate(format_percent(figure.lines['wall']), (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
-                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
-    axes.set_xlabel("footprint of a request (tokens)")
-    axes.set_ylabel("share of the decode pools")
-    axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
+    marks.write_note(axes, format_percent(wall), (0, wall), (3, 3), xycoords=marks.ON_ROW)
+    axes.set(xlabel="footprint of a request (tokens)", ylabel="share of the decode pools")
     label_lines(axes, ends)
     return drawing
 
@@ -152,8 +150,7 @@ def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
         named.setdefault(near, []).append(str(point))
         axes.axvline(tokens, color="#a0a0a0", linestyle=":", linewidth=1)
     for tokens, points in named.items():
-        axes.annotate(", ".join(points), (tokens, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
-                      textcoords="offset points", ha="center", color=marks.QUIET)  # fmt: skip
+        marks.write_note(axes, ", ".join(points), (tokens, 1), (0, 2), xycoords=marks.ON_COLUMN, ha="center")
 
 
 def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
@@ -166,9 +163,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
             "itl_before_s": row.before_s.value,
             "itl_during_s": row.during_s.value,
             "itl_after_s": row.after_s.value,
-            "slowdown": row.slowdown.value,
-            "slowdown_low": row.slowdown.low,
-            "slowdown_high": row.slowdown.high,
+            **bounded_columns("slowdown", row.slowdown),
             "worst_gap_s": row.worst_gap_s,
         }
         for row in analysis.interference
@@ -189,7 +184,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
 def draw_interference(figure: Figure) -> Drawing:
     """Times on the left, their ratio on the right, a line per number of decodes."""
     table = figure.table
-    drawing = sheet(11, 3.8)
+    drawing = sheet(11, 3.8, figure.title)
     times, ratio = drawing.subplots(1, 2)
     lengths = sorted(set(table["prefill_tokens"]))
     time_ends, ratio_ends = [], []
@@ -217,7 +212,6 @@ def draw_interference(figure: Figure) -> Drawing:
     ratio.set_ylabel("during / before")
     label_lines(times, time_ends)
     label_lines(ratio, ratio_ends)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -309,7 +303,7 @@ def _curve_rows(analysis: RoutingAnalysis, predicted: Curve) -> Iterator[dict[st
 def draw_coupling(figure: Figure) -> Drawing:
     """W over L with the fits on the left, amplification over W with the predictions on the right."""
     table = figure.table
-    drawing = sheet(11, 4.4)
+    drawing = sheet(11, 4.4, figure.title)
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == CELL]
     starts = set(table[table["kind"] == KINEMATIC]["label"])
@@ -330,12 +324,9 @@ def draw_coupling(figure: Figure) -> Drawing:
         right.axhline(value, color="#808080", linestyle="--", linewidth=1)
     _show_all_cells(left, cells["sessions"], cells["service_s"])
     _show_all_cells(right, cells["service_s"], cells["amplification"])
-    left.set_xlabel("sessions in the system (mean at send)")
-    left.set_ylabel("W_turn (s)")
-    right.set_xlabel("W_turn (s)")
-    right.set_ylabel("wall clock / trace span")
+    left.set(xlabel="sessions in the system (mean at send)", ylabel="W_turn (s)")
+    right.set(xlabel="W_turn (s)", ylabel="wall clock / trace span")
     label_lines(right, _name_policies(cells, figure.pens))  # once: the left panel has the same marks
-    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -34,7 +34,6 @@ class FloorVariant:
     """One label of kv_aware."""
 
     label: str
-    """The policy with its parameters in short."""
     fix: str
     """Which of the specification's fixes it has, e.g. `Q2.B K=200 (mean)`; `none`."""
     parameters: Mapping[str, Any]

@@ -40,16 +40,20 @@ class LoadJudgement:
     """Measured under its load; empty = it is of the whole run."""
     judgement: Judgement
     """With the load in its name, where the run has several."""
+    over: str = ""
+    """The arms, baselines or swept loads that it is judged over, where neither `what` nor the load says them."""
 
 
-def judge_under_load(what: str, judgement: Judgement, labels: Iterable[str], load: str) -> LoadJudgement:
+def judge_under_load(
+    what: str, judgement: Judgement, labels: Iterable[str], load: str, over: str = ""
+) -> LoadJudgement:
     """Named after the load, where the run has several; `load`: `Load.text`."""
     name = f"{judgement.name}, {load}" if load else judgement.name
-    return LoadJudgement(what, tuple(labels), replace(judgement, name=name))
+    return LoadJudgement(what, tuple(labels), replace(judgement, name=name), over)
 
 
-def judge_whole_run(what: str, judgement: Judgement) -> LoadJudgement:
-    return LoadJudgement(what, (), judgement)
+def judge_whole_run(what: str, judgement: Judgement, over: str = "") -> LoadJudgement:
+    return LoadJudgement(what, (), judgement, over)
 
 
 def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Load, ...]:
@@ -117,6 +121,11 @@ def _top_share(cell: LoadedCell) -> float | None:
 def strip_load(label: str) -> str:
     """The label without its load: the same text for one policy under every load."""
     return " ".join(word for word in label.split() if word.partition("=")[0] not in _AXES)
+
+
+def list_arms(labels: Iterable[str]) -> str:
+    """The labels without their load, each once, in the same order in every run."""
+    return ", ".join(sorted({strip_load(label) for label in labels}))
 
 
 def join_load(text: str, load: str) -> str:

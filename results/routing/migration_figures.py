@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
+from results.report.figure import Figure, has_values
+from results.report.ink import sheet
 from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyze import RoutingAnalysis
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.logs import PendingSeries
 from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
-    from matplotlib.patches import Patch
 
 Dashes = tuple[float, tuple[float, ...]]
 
@@ -47,7 +46,7 @@ _ARROWS: Mapping[str, tuple[Dashes, str]] = {
 }
 _LOST = QUIET
 """Color of arrows whose migration failed or has no known outcome; they are crossed out."""
-_HOT = "#cc79a7"
+_HOT: Mapping[str, Any] = {"fill": False, "edgecolor": "#cc79a7", "linewidth": 1.3}
 _UNSEEN: Mapping[str, Any] = {"facecolor": "white", "edgecolor": "#c8c8c8", "hatch": "////", "linewidth": 0.0}
 
 
@@ -79,14 +78,13 @@ def draw_ablation(figure: Figure) -> Drawing:
     table = figure.table
     variants = list(dict.fromkeys(table["variant"]))
     names = list(dict.fromkeys(table["metric"]))
-    drawing = sheet(11.5, 1.2 + 0.3 * len(variants))
+    drawing = sheet(11.5, 1.2 + 0.3 * len(variants), figure.title)
     line = drawing.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(line, names, strict=True):
         metric = metric_named(name)
         rows = table[table["metric"] == name].set_index("variant")
         draw_panel(axes, rows, variants, metric.title, metric.shown_unit, metric.scale)
     name_rows(line[0], variants)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -168,7 +166,7 @@ def draw_timeline(figure: Figure) -> Drawing:
     labels = list(dict.fromkeys(table["label"]))
     heat = table[table["kind"] == HEAT]
     lines = [heat[heat["label"] == label]["instance"].nunique() for label in labels]
-    drawing = sheet(10, 1.0 + sum(0.8 + 0.42 * count for count in lines))
+    drawing = sheet(10, 1.0 + sum(0.8 + 0.42 * count for count in lines), figure.title)
     panels = drawing.subplots(len(labels), 1, squeeze=False, height_ratios=[1.0 + count for count in lines])
     most = float(np.nanmax(heat["pending_tokens"].to_numpy(dtype=np.float64), initial=1.0))
     for axes, label in zip(panels[:, 0], labels, strict=True):
@@ -179,11 +177,12 @@ def draw_timeline(figure: Figure) -> Drawing:
     # A legend, because the marks are many and small: a name in the mesh would cover what it is about.
     keys = _legend_keys(table)
     drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
+    from matplotlib.patches import Rectangle
+
     heat, arrows = (rows[rows["kind"] == kind] for kind in (HEAT, ARROW))
     grid = heat.pivot_table(index="instance", columns="t_s", values="pending_tokens", dropna=False, sort=True)
     edges = np.append(grid.columns.to_numpy(dtype=np.float64), float(heat["end_s"].max()))
@@ -195,7 +194,8 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     hot_tokens = float(heat["hot_tokens"].iloc[0]) if heat["hot_tokens"].notna().any() else None
     for place, row in enumerate(values):
         for first, end in _find_runs(row > hot_tokens) if hot_tokens is not None else ():
-            axes.add_patch(_make_frame(edges[first], place - 0.46, edges[end] - edges[first]))
+            corner, width = (edges[first], place - 0.46), edges[end] - edges[first]
+            axes.add_patch(Rectangle(corner, width, 0.92, zorder=3, **_HOT))
     if len(arrows) > MOST_ARROWS:
         most_moves = f"; bars: up to {_draw_moves(axes, arrows, names, edges)} sessions"
     else:
@@ -255,12 +255,6 @@ def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(first), int(end)) for first, end in zip(steps[::2], steps[1::2], strict=True)]
 
 
-def _make_frame(left: float, bottom: float, width: float) -> Patch:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((left, bottom), width, 0.92, fill=False, edgecolor=_HOT, linewidth=1.3, zorder=3)
-
-
 def _legend_keys(table: pd.DataFrame) -> list[Artist]:
     """What the marks in this figure 10 mean."""
     from matplotlib.lines import Line2D
@@ -276,7 +270,7 @@ def _legend_keys(table: pd.DataFrame) -> list[Artist]:
         lost = ", ".join(sorted(ends - set(_ARROWS)))
         keys.append(Line2D([], [], color=_LOST, marker="x", linewidth=1.1, label=lost))
     if heat["hot"].eq(True).any():
-        keys.append(Patch(fill=False, edgecolor=_HOT, linewidth=1.3, label="hot"))
+        keys.append(Patch(label="hot", **_HOT))
     if heat["pending_tokens"].isna().any():
         keys.append(Patch(**_UNSEEN, label="not seen"))
     return keys

@@ -154,7 +154,6 @@ class PolicyMigrations:
     """The migrations of one label, over the trials that count."""
 
     label: str
-    """The policy with its parameters in short."""
     trials: int
     """Trials that count."""
     requests: int

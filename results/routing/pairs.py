@@ -27,7 +27,7 @@ one is the baseline of the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MetricDifference:
     """One metric of two policies."""
 
     metric: str
@@ -38,6 +38,12 @@ class Pair:
     """Label of the policy that it is compared with."""
     difference: Estimate
     """first - second, in the metric's unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair(MetricDifference):
+    """One metric of two policies, and what the difference says."""
+
     second_value: Estimate
     """The metric of second."""
     relative: float | None

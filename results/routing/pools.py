@@ -35,7 +35,6 @@ class InstancePool:
     """The instances of one role under one label."""
 
     label: str
-    """The policy with its parameters in short."""
     role: str
     """`both`, `prefill` or `decode`."""
     deployment: str

@@ -123,7 +123,6 @@ class AgainstRecomputing:
     """The migrated turns of one label, over its trials: means over the turns whose tokens were counted."""
 
     label: str
-    """The policy with its parameters in short."""
     prefill_s_per_token: Estimate
     """As fitted to the turns that were not moved."""
     compute_s: Estimate

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import pandas as pd
 
 from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
-from results.report.marks import QUIET
+from results.report.ink import sheet
+from results.report.marks import write_note
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind
 from results.routing.specification import EAR, FULL
@@ -49,7 +49,7 @@ def collect_coupling_schematic(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_coupling_schematic(figure: Figure) -> Drawing:
     """Two timelines, and the loop beside them."""
-    drawing = sheet(9.5, 3.2)
+    drawing = sheet(9.5, 3.2, figure.title)
     lines, loop = drawing.subplots(1, 2, width_ratios=(3, 1))
     for axes in (lines, loop):
         axes.set_axis_off()
@@ -68,7 +68,6 @@ def draw_coupling_schematic(figure: Figure) -> Drawing:
     loop.annotate("", (0.86, 0.85), (0.86, 0.15), arrowprops={"arrowstyle": "->", "connectionstyle": "arc3,rad=0.5"})
     loop.set_xlim(0, 1.2)
     loop.set_ylim(0, 1)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -107,7 +106,7 @@ def collect_architecture(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_architecture(figure: Figure) -> Drawing:
     """The router above its instances; the first one is the session's, the last the target."""
-    drawing = sheet(7.5, 3.4)
+    drawing = sheet(7.5, 3.4, figure.title)
     axes = drawing.subplots()
     axes.set_axis_off()
     table = figure.table
@@ -124,7 +123,6 @@ def draw_architecture(figure: Figure) -> Drawing:
         _draw_arrow(axes, (places[0], 0.03), (places[-1], 0.03), "the session's KV", dashed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.05, 1)
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -145,7 +143,7 @@ def _draw_arrow(
     style = {"arrowstyle": "->", "linestyle": "--" if dashed else "-"}
     axes.annotate("", end, start, arrowprops=style)
     middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    axes.annotate(text, middle, xytext=(0, 4), textcoords="offset points", ha=side, fontsize=7.5, color=QUIET)
+    write_note(axes, text, middle, (0, 4), ha=side)
 
 
 COUPLING = FigureKind(12, "3", "Dispatch coupling, a schematic", collect_coupling_schematic, draw_coupling_schematic)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,12 +12,12 @@ import pandas as pd
 from results.records.estimate import figure as digits
 from results.records.estimate import unknown
 from results.records.percent import format_percent
-from results.report.figure import Figure
-from results.report.ink import sheet, title_sheet
-from results.report.marks import draw_grid
+from results.report.figure import Figure, has_values
+from results.report.ink import sheet
+from results.report.marks import draw_grid, grid_values
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import why_no_verdict
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, has_values
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.loads import TOP_SESSIONS, Load, strip_load
 from results.routing.metrics import metric_named
 from results.routing.pairs import pair_of
@@ -73,7 +72,7 @@ def draw_thresholds(figure: Figure) -> Drawing:
     table = figure.table
     names = list(dict.fromkeys(table["metric"]))
     hot, cool = (sorted(set(table[axis])) for axis in ("hot_tokens", "cooldown_s"))
-    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot))
+    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot), figure.title)
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table["metric"] == name]
         scale = 100.0 if name in _RATES else metric_named(name).scale
@@ -85,7 +84,6 @@ def draw_thresholds(figure: Figure) -> Drawing:
         axes.set_title(f"{title}{by_gate}", loc="left")
         axes.set_xlabel("cooldown (s)")
     drawing.axes[0].set_ylabel("hot above (pending tokens)")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -130,7 +128,7 @@ def _judge_over_ear(table: pd.DataFrame) -> tuple[pd.Series[str], str]:
     verdicts = pd.Series("", index=table.index)
     if ratios.empty or ratios["p"].isna().all():
         return verdicts, ""
-    corrected = holm([1.0 if math.isnan(p) else p for p in ratios["p"].astype(float)])
+    corrected = holm(ratios["p"].astype(float).fillna(1.0).tolist())
     for place, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
         if p <= 1 - LEVEL:
             verdicts[place] = "slower" if value > 1 else "faster"
@@ -144,7 +142,7 @@ def draw_loads(figure: Figure) -> Drawing:
     table = figure.table
     names = list(dict.fromkeys(table["metric"]))
     policies, loads = (list(dict.fromkeys(table[axis])) for axis in ("policy", "load"))
-    drawing = sheet(2.0 + 1.5 * len(loads), (0.9 + 0.5 * len(policies)) * len(names))
+    drawing = sheet(2.0 + 1.5 * len(loads), (0.9 + 0.5 * len(policies)) * len(names), figure.title)
     for axes, name in zip(drawing.subplots(len(names), 1, squeeze=False)[:, 0], names, strict=True):
         rows = table[table["metric"] == name]
         own = [policy for policy in policies if policy in set(rows["policy"])]
@@ -155,20 +153,14 @@ def draw_loads(figure: Figure) -> Drawing:
             words[own.index(row.policy), loads.index(row.load)] += f"\n{row.verdict}"
         draw_grid(axes, scale * grid["value"], words, (own, loads))
         axes.set_title("TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading, loc="left")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _make_grid(
     rows: pd.DataFrame, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
 ) -> dict[str, Samples]:
-    """Value, bounds and n over the grid, the first axis by the second; NaN where there is none."""
-
-    def arrange(column: str) -> Samples:
-        grid = rows.pivot_table(index=axes[0], columns=axes[1], values=column, dropna=False)
-        return grid.reindex(index=list(ticks[0]), columns=list(ticks[1])).to_numpy(dtype=np.float64)
-
-    return {column: arrange(column) for column in ("value", "low", "high", "n")}
+    """Value, bounds and n over the grid, as `grid_values` has each."""
+    return {name: grid_values(rows, name, axes, ticks) for name in ("value", "low", "high", "n")}
 
 
 def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:
@@ -211,19 +203,13 @@ def draw_conditional(figure: Figure) -> Drawing:
     """A row per variation, a column per claim."""
     table = figure.table
     claims, variations = (list(dict.fromkeys(table[axis])) for axis in ("claim", "variation"))
-    grid = table.pivot_table(index="variation", columns="claim", values="value").reindex(variations)[claims]
-    outcomes = {(row.variation, row.claim): str(row.outcome) for row in table.itertuples()}
-    words = {
-        (down, across): outcomes[variation, claim]
-        for down, variation in enumerate(variations)
-        for across, claim in enumerate(claims)
-    }
-    drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations))
+    values = grid_values(table, "value", ("variation", "claim"), (variations, claims))
+    words = {(variations.index(row.variation), claims.index(row.claim)): str(row.outcome) for row in table.itertuples()}
+    drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations), figure.title)
     axes = drawing.subplots()
-    draw_grid(axes, grid.to_numpy(), words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
+    draw_grid(axes, values, words, (variations, [textwrap.fill(claim, 16) for claim in claims]), reach=2.0)
     axes.invert_yaxis()
     axes.tick_params(axis="x", labelsize=6.5)
-    title_sheet(drawing, figure.title)
     return drawing
 
 

@@ -20,33 +20,21 @@ from results.measures.replay_numbers import (
 )
 from results.measures.turns import Turns, session_times
 from results.records.decisions import DecisionRecord
+from results.records.declaration import pick_fields
 from results.records.estimate import Estimate, unknown
 from results.records.routing_cells import InstanceNumbers, PickCounts, RoutingBreakdown, RoutingNumbers
 from results.records.schemas import RequestStatus
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell
+from results.records.turns import EngineSample, PolicyTrial, RoutedEngine, RoutingCell
 from results.routing.metrics import WORKER_POINT, value_over_instances
 from results.routing.read import LoadedCell, count_picks, hides_transfers, number_or_none, own_cache
 from results.statistics.estimates import percentiles
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedSummary:
+class RoutedSummary(PolicyTrial):
     """One cell. `docs/analysis.md` defines every value."""
 
-    cell: str
-    """As the plan names it."""
-    label: str
-    """The policy with its parameters in short: what the cell is called in tables."""
-    policy: str
-    """Its name."""
-    parameters: Mapping[str, Any]
-    """Parameters of the policy."""
-    trial: int
-    """From 0."""
-    position: int
-    """Position in time among the run's cells, 0-based."""
     attempt: int
-    """From 1."""
     counts: Mapping[str, int | None]
     """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations."""
     values: Mapping[str, Estimate]
@@ -107,12 +95,7 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
     record, turns, picks = cell.record, cell.turns, cell.picks
     instances = tuple(_instance_numbers(engine, turns, picks, cell.samples) for engine in record.engines)
     return RoutedSummary(
-        cell=record.cell,
-        label=record.label,
-        policy=record.policy,
-        parameters=record.parameters,
-        trial=record.trial,
-        position=record.position,
+        **pick_fields(record, PolicyTrial),
         attempt=record.attempt,
         counts=_count_turns(turns, picks, record),
         values={

@@ -83,9 +83,13 @@ def judge_sweeps(
     loads: Sequence[Load], arms: Sequence[Arms], settings: Sequence[Setting], measurements: Measurements
 ) -> tuple[LoadJudgement, ...]:
     """Each claim whose sweep was run. `arms`: of each load, in the same order; `settings`: as `threshold_settings`."""
-    trends = ((one.id, _judge_trend(one, loads, arms, measurements)) for one in TRENDS)
-    thresholds = _judge_thresholds(loads, arms, settings, measurements)
-    return tuple(judge_whole_run(what, one) for what, one in (*trends, *thresholds) if one is not None)
+    swept = {one: _list_points(one, loads, arms, measurements) for one in TRENDS}
+    trends = (
+        judge_whole_run(one.id, _judge_trend(one, points, measurements), "; ".join(point.load for point in points))
+        for one, points in swept.items()
+        if len(points) > 1
+    )
+    return (*trends, *_judge_thresholds(loads, arms, settings, measurements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,8 @@ class _Point:
     labels: tuple[str, str]
     """The policy's and EAR's."""
     scale: Scale = field(compare=False)
+    load: str = field(compare=False)
+    """`Load.id`."""
 
     @property
     def why_left_out(self) -> str:
@@ -103,12 +109,8 @@ class _Point:
         return self.scale.lacks_steady_state(*self.labels).reason
 
 
-def _judge_trend(
-    one: TrendClaim, loads: Sequence[Load], arms: Sequence[Arms], measurements: Measurements
-) -> Judgement | None:
-    points = _list_points(one, loads, arms, measurements)
-    if len(points) < 2:
-        return None
+def _judge_trend(one: TrendClaim, points: Sequence[_Point], measurements: Measurements) -> Judgement:
+    """`points`: at least two."""
     ratios = {point: measurements.log_ratio(*point.labels, metric_named(TTFT_P90)) for point in points}
     steady = {point: ratio for point, ratio in ratios.items() if ratio.trials and not point.why_left_out}
     left_out = [point for point in points if point not in steady]
@@ -150,7 +152,7 @@ def _list_points(
         named = dict(measurements.load(labels[0]))
         at = one.position(load, named.pop(one.axis))
         if at is not None:
-            groups.setdefault(tuple(named.values()), {}).setdefault(at, _Point(at, labels, own.scale))
+            groups.setdefault(tuple(named.values()), {}).setdefault(at, _Point(at, labels, own.scale, load.id))
     points = max(groups.values(), key=len, default={})
     return [points[at] for at in sorted(points)]
 
@@ -176,12 +178,14 @@ def _fit_trend(at: Sequence[float], measured: Sequence[Measured]) -> Measured:
 
 def _judge_thresholds(
     loads: Sequence[Load], arms: Sequence[Arms], settings: Sequence[Setting], measurements: Measurements
-) -> Iterator[tuple[str, Judgement]]:
-    """One claim for each threshold that has at least MIN_SETTINGS values, over the values of the other; by its id."""
+) -> Iterator[LoadJudgement]:
+    """One claim for each threshold that has at least MIN_SETTINGS values, over the values of the other."""
     grid = {(one.hot_tokens, one.cooldown_s): one.label for one in settings}
-    scale = next((own.scale for load, own in zip(loads, arms, strict=True) if {*grid.values()} & {*load.labels}), None)
-    if scale is None:
+    own = next((pair for pair in zip(loads, arms, strict=True) if {*grid.values()} & {*pair[0].labels}), None)
+    if own is None:
         return
+    load, scale = own[0], own[1].scale
+    over = f"{', '.join(f'{hot:g} x {cooldown:g} s' for hot, cooldown in sorted(grid))}; {load.id}"
     for axis, name in enumerate(("hot_tokens", "cooldown_s")):
         rows: dict[float, dict[float, str]] = {}
         for key, label in grid.items():
@@ -189,7 +193,8 @@ def _judge_thresholds(
         if len(rows) >= MIN_SETTINGS:
             judgement = _judge_optimum(name, rows, measurements)
             few = scale.lacks_instances or scale.lacks_sessions
-            yield f"best {name}", gate_claim(judgement, few or scale.lacks_steady_state(*grid.values()))
+            lack = few or scale.lacks_steady_state(*grid.values())
+            yield judge_whole_run(f"best {name}", gate_claim(judgement, lack), over)
 
 
 def _judge_optimum(name: str, rows: Mapping[float, Mapping[float, str]], measurements: Measurements) -> Judgement:

@@ -93,7 +93,6 @@ class PolicyTransfers:
     """The KV transfers of one label and purpose, over the trials that count."""
 
     label: str
-    """The policy with its parameters in short."""
     purpose: str
     """`migration` or `handover`."""
     asked: int

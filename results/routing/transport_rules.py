@@ -22,14 +22,29 @@ def judge_timeouts(floor: LoadFloor) -> tuple[Outcome, str]:
     if not floor.timeouts:
         alone = "it needs two policies that differ in transfer.timeout_s alone"
         return Outcome.OPEN, f"{alone}; {_describe_all_decode_requests(floor)}"
-    return _join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
+    return join_pairs([_judge_timeout(pair) for pair in floor.timeouts])
 
 
-def _join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
-    """What the pairs decide that do not contradict each other."""
-    decided = {outcome for outcome, _ in judged_pairs if outcome.is_decided}
-    outcome = decided.pop() if len(decided) == 1 else Outcome.UNDECIDED
-    return outcome, "; ".join(text for _, text in judged_pairs)
+def name_timeouts(floor: LoadFloor) -> list[str]:
+    """The labels of the pairs that D2 judges."""
+    return [label for pair in floor.timeouts for label in (pair.short, pair.long)]
+
+
+def name_quarantines(floor: LoadFloor) -> list[str]:
+    """The labels of the pairs that Q1.D judges."""
+    return [label for pair in floor.quarantines for label in (pair.fewer, pair.more)]
+
+
+def join_pairs(judged_pairs: Sequence[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    """What the pairs decide that do not contradict each other, those that decide first; open where every pair is."""
+    outcomes = {outcome for outcome, _ in judged_pairs}
+    decided = [outcome for outcome in outcomes if outcome.is_decided]
+    text = "; ".join(text for _, text in sorted(judged_pairs, key=lambda pair: not pair[0].is_decided))
+    if len(decided) > 1:
+        return Outcome.UNDECIDED, f"two pairs contradict each other: {text}"
+    if decided:
+        return decided[0], text
+    return (Outcome.OPEN if outcomes == {Outcome.OPEN} else Outcome.UNDECIDED), text
 
 
 def _judge_lost(lost_share: Estimate) -> Outcome:
@@ -104,7 +119,7 @@ def judge_quarantines(floor: LoadFloor) -> tuple[Outcome, str]:
     )
     if not floor.quarantines:
         return Outcome.OPEN, f"it needs two policies that differ in the rules of quarantine alone; {text}"
-    outcome, why = _join_pairs([_judge_quarantine(pair) for pair in floor.quarantines])
+    outcome, why = join_pairs([_judge_quarantine(pair) for pair in floor.quarantines])
     return outcome, f"{why}; {text}"
 
 

@@ -29,6 +29,8 @@ LOCALITY_WITHIN = 0.05
 """Affinity alone keeps the locality where its APC is at most this far below EAR's; the specification says `keeps`."""
 TRANSFER = "transfer against recomputing"
 """Begins the name of a claim that every policy which moves KV has for itself."""
+THRASHING = "no thrashing"
+"""One claim about all policies that migrate, under all loads."""
 LITTLE = 0.15
 """unified gains little over LMetric where its TTFT p90 is at most this share lower: our limit, above the 13.9 % that
 specs/routing_log states."""
@@ -133,6 +135,8 @@ JUDGED = frozenset(
     | {metric for one in DOMINANCES for metric in one.better}
 )
 """Metrics that the claims compare two policies in."""
+_OF_BASELINES = frozenset(one.id for one in DOMINANCES)
+"""Claims over every baseline that the run has."""
 KEEP_SESSIONS = frozenset({STICKY, UNIFIED, FULL, AFFINITY_ONLY, MIGRATION_ONLY})
 """Rows of Arms.labels whose policies do nothing of their own where every session has one turn."""
 
@@ -159,16 +163,17 @@ def judge_claims(loads: Sequence[Arms], pairs: Sequence[Pair], moves: Moves) -> 
     """Every claim whose arms were run, under each load by itself; not yet corrected together."""
     migrating = [row for row in moves.migrations if not row.why_none]
     thrashing = [_judge_thrashing(migrating)] if migrating else []
+    baselines = [", ".join(name for name in BASELINES if arms.labels.get(name)) for arms in loads]
     paper = [
-        judge_under_load(what, claim, arms.measured, arms.load)
-        for arms in loads
+        judge_under_load(what, claim, arms.measured, arms.load, own if what in _OF_BASELINES else "")
+        for arms, own in zip(loads, baselines, strict=True)
         for what, claim in _judge_paper(arms, pairs)
     ]
     transfers = (
         LoadJudgement(f"{TRANSFER}: {strip_load(row.label)}", (row.label,), _judge_transfer(row, loads))
         for row in moves.recomputing
     )
-    return (*paper, *transfers, *(judge_whole_run("no thrashing", one) for one in thrashing))
+    return (*paper, *transfers, *(judge_whole_run(THRASHING, one) for one in thrashing))
 
 
 def _judge_paper(arms: Arms, pairs: Sequence[Pair]) -> Iterator[tuple[str, Judgement]]:
@@ -273,7 +278,7 @@ def _judge_thrashing(migrating: Sequence[PolicyMigrations]) -> Judgement:
     unknown_of = [f"{label} ({rate.reason or 'not measured'})" for label, rate in rates.items() if rate.value is None]
     not_counted = f"not counted: {list_some(unknown_of)}" if unknown_of else ""
     return Judgement(
-        "no thrashing",
+        THRASHING,
         "no session migrates again within its cooldown",
         "holds where none did, under any policy; fails where a single one did",
         outcome,

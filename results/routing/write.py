@@ -44,7 +44,7 @@ from results.routing.launch_noise import measure_noise
 from results.routing.migrations import MigrationNumbers, RequestedMigration, pending_at
 from results.routing.moves import CellMigrations
 from results.routing.page import build_page
-from results.routing.pairs import Pair, Standing
+from results.routing.pairs import MetricDifference, Pair, Standing
 from results.routing.report import build_report
 from results.routing.tables import FIGURES_BEFORE
 from results.statistics.judgement import Judgement
@@ -234,10 +234,7 @@ def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
 def _describe_pair(row: Pair, simulated: str) -> PairRow:
     ratio = row.ratio or Estimate(None)
     return PairRow(
-        metric=row.metric,
-        first=row.first,
-        second=row.second,
-        difference=row.difference,
+        **pick_fields(row, MetricDifference),
         second_value=row.second_value.value,
         relative=row.relative,
         ratio=ratio.value,

@@ -24,7 +24,7 @@ import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.statistics.block_model import LEVEL_OF_F, BlockModel, Launches, find_connected, fit_model, own_differences
-from results.statistics.estimates import LEVEL, Samples, all_agree, standard_error, student_quantile
+from results.statistics.estimates import LEVEL, Samples, all_agree, standard_error, student_p, student_quantile
 from results.statistics.largest_t import SEED, dunnett_critical, dunnett_p, symmetric_root
 from results.statistics.trials import MIN_PAIRED
 
@@ -160,7 +160,7 @@ def contrast_apart(own: Samples, family: int) -> Contrast | None:
     error = standard_error(own)
     half = student_quantile(degrees) * error
     half_together = student_quantile(degrees, 1 - (1 - LEVEL) / family) * error
-    p = min(1.0, family * 2 * float(special.stdtr(degrees, -abs(difference) / error)))
+    p = min(1.0, family * student_p(difference, error, degrees))
     low, high = difference - half, difference + half
     together = Together(difference - half_together, difference + half_together, p)
     return Contrast(difference, low, high, low, high, own.size, 1.0, error, degrees, together)

@@ -126,6 +126,11 @@ def student_quantile(degrees: float, level: float = LEVEL) -> float:
     return float(special.stdtrit(degrees, (1 + level) / 2))
 
 
+def student_p(value: float, error: float, degrees: float) -> float:
+    """Two-sided p of a zero value, from its standard error."""
+    return float(2 * special.stdtr(degrees, -abs(value) / error))
+
+
 def student_interval(
     value: float,
     error: float,

@@ -18,7 +18,6 @@ from dataclasses import replace
 from itertools import product
 
 import numpy.typing as npt
-from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
@@ -28,6 +27,7 @@ from results.statistics.estimates import (
     clean,
     standard_error,
     student_interval,
+    student_p,
     student_quantile,
 )
 from results.statistics.trials import MIN_PAIRED
@@ -152,7 +152,7 @@ def _find_p_of_welch(difference: float, halves: Sequence[float], degrees: Sequen
     variances = [(half / student_quantile(own)) ** 2 for half, own in zip(halves, degrees, strict=True)]
     total = math.fsum(variances)
     freedom = 1 / math.fsum((part / total) ** 2 / own for part, own in zip(variances, degrees, strict=True))
-    return float(2 * special.stdtr(freedom, -abs(difference) / math.sqrt(total)))
+    return student_p(difference, math.sqrt(total), freedom)
 
 
 def _take_logarithm(estimate: Estimate) -> Estimate:

@@ -9,10 +9,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from scipy import special  # not scipy.stats, which takes two seconds to import
-
 from results.records.estimate import Estimate
-from results.statistics.estimates import LEVEL, student_quantile
+from results.statistics.estimates import LEVEL, student_p, student_quantile
 from results.statistics.judgement import Outcome, withheld
 
 LEAST_P = 1e-6
@@ -36,7 +34,7 @@ def find_p_value(estimate: Estimate, none: float) -> float | None:
     error = (value - low if value > 0 else high - value) / student_quantile(freedom)
     if error <= 0:  # sign test
         return 2.0 ** (1 - estimate.launches) if value else 1.0
-    return float(2 * special.stdtr(freedom, -abs(value) / error))
+    return student_p(value, error, freedom)
 
 
 def change_level(estimate: Estimate, level: float, *, is_ratio: bool = False) -> Estimate:

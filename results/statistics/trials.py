@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import (
@@ -26,6 +25,7 @@ from results.statistics.estimates import (
     bound_draws,
     standard_error,
     student_interval,
+    student_p,
     student_quantile,
 )
 
@@ -211,7 +211,7 @@ def p_value(measured: Measured, none: float = 0.0) -> float | None:
         return 1.0
     if all_agree(values):  # without a spread only the signs count (sign test)
         return float(2.0 ** (1 - values.size))
-    return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / standard_error(values)))
+    return student_p(float(values.mean()), standard_error(values), values.size - 1)
 
 
 def _draws_p(draws: Samples) -> float:

@@ -11,13 +11,12 @@ import pandas as pd
 
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import FILLS, HATCHES, sheet, title_sheet
-from results.report.marks import EDGE, column, name_bars, name_rows
+from results.report.ink import FILLS, HATCHES, panel_sheet, sheet
+from results.report.marks import EDGE, column, name_bars, name_rows, write_note
 from results.report.output import write_figures
 from results.traces.description import DEPLOYMENTS, GIB, TraceDescription
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
 
 REUSE, SKEW, CAPACITY = 1, 2, 3
@@ -122,7 +121,7 @@ def kv_capacity(description: TraceDescription) -> Figure:
 
 
 def _draw_reuse(figure: Figure) -> Drawing:
-    drawing = sheet(6.8, 3.2)
+    drawing = sheet(6.8, 3.2, figure.title)
     panels = drawing.subplots(1, 2, width_ratios=(2, 3))
     labels = {"bound": "share of input tokens", "split": "share of reused tokens"}
     for panel, (kind, label) in zip(panels, labels.items(), strict=True):
@@ -133,20 +132,19 @@ def _draw_reuse(figure: Figure) -> Drawing:
             fill, hatch = _LOOKS[str(what)]
             panel.bar(index, height, 0.62, color=fill, hatch=hatch, **EDGE)
             text = f"{height:.1f} %" + (f"\n± {100 * error:.2g}" if error else "")
-            _annotate_above(panel, index, height, text if np.isfinite(share) else "not\nknown")
+            shown = text if np.isfinite(share) else "not\nknown"
+            write_note(panel, shown, (index, height), (0, 2), ha="center", va="bottom", fontsize=8, color="black")
         panel.set_xticks(range(len(rows)), [str(what).replace(" ", "\n") for what in rows["what"]])
         panel.set_ylim(0, 118)
         panel.set_yticks(range(0, 101, 20))
         panel.set_ylabel(f"{label} (%)")
         panel.grid(visible=False, axis="x")
-    title_sheet(drawing, figure.title)
     return drawing
 
 
 def _draw_skew(figure: Figure) -> Drawing:
     table = figure.table
-    drawing = sheet(6.2, 3.6)
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(6.2, 3.6, figure.title)
     curve, top = (table[table["mark"] == mark] for mark in ("curve", "top"))
     at, height = (column(curve, name, 100) for name in ("top_share", "input_share"))
     axes.plot(at, height, color="black")
@@ -156,7 +154,7 @@ def _draw_skew(figure: Figure) -> Drawing:
         x, y = 100 * row["sessions"] / int(curve["sessions"].max()), 100 * row["input_share"]
         axes.plot(x, y, "o", color="black", markerfacecolor="white", zorder=4)
         text = f"top {100 * row['top_share']:g} %: {y:.1f} %"
-        axes.annotate(text, (x, y), xytext=(-6, 5), textcoords="offset points", ha="right", fontsize=8)
+        write_note(axes, text, (x, y), (-6, 5), ha="right", fontsize=8, color="black")
     axes.set_xscale("log")
     ticks = [tick for tick in (0.0001, 0.001, 0.01, 0.1, 1, 5, 10, 25, 50, 100) if tick >= at.min() * 0.99]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -165,7 +163,6 @@ def _draw_skew(figure: Figure) -> Drawing:
     axes.set_ylim(0, 105)
     axes.set_xlabel("sessions with the most input tokens (% of all, logarithmic)")
     axes.set_ylabel("share of all input tokens (%)")
-    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     half = max(50.0, float(at.min()))  # not the end of the line, which is the curve's too
     label_lines(axes, [Named(half, half, "all sessions alike", _EVEN)])
     return drawing
@@ -175,8 +172,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     table = figure.table
     deployments = list(dict.fromkeys(table["deployment"]))
     groups = table.drop_duplicates("percentile")
-    drawing = sheet(7.2, 1 + 0.7 * len(groups))
-    axes = drawing.subplots()
+    drawing, axes = panel_sheet(7.2, 1 + 0.7 * len(groups), figure.title)
     thick = 0.8 / len(deployments)
     for number, name in enumerate(deployments):
         rows = table[table["deployment"] == name]
@@ -185,7 +181,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
         fill, hatch = _LOOKS[str(name)]
         axes.barh(at, width, thick * 0.92, color=fill, hatch=hatch, **EDGE)
         for x, y in zip(width.tolist(), at.tolist(), strict=True):
-            axes.annotate(f"{x:g}", (x, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+            write_note(axes, f"{x:g}", (x, y), (3, 0), va="center", fontsize=8, color="black")
     tick_labels = [
         f"p{row.percentile:g}: {row.footprint_gib:.2f} GiB\n{row.per_instance} fit per instance"
         for row in groups.itertuples()
@@ -194,12 +190,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     name_bars(axes, deployments)
     axes.margins(x=0.12)
     axes.set_xlabel("requests decoding at the same time")
-    axes.set_title(figure.title, loc="left", fontweight="bold", parse_math=False)
     return drawing
-
-
-def _annotate_above(axes: Axes, x: float, y: float, text: str) -> None:
-    axes.annotate(text, (x, y), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8)
 
 
 DRAWERS: Drawers = {REUSE: _draw_reuse, SKEW: _draw_skew, CAPACITY: _draw_capacity}

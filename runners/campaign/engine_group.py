@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.command import ports_needed
-from launch.gpu_devices import name_devices
+from launch.gpu_devices import VISIBLE, name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
 from results.records.decisions import Role
@@ -42,9 +42,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    config: str
+    configs: tuple[str, ...]
     roles: tuple[Role, ...]
-    """One per engine."""
+    """Both one per engine."""
     folder: Path
     """Has a folder for each engine's files, with the engine's name."""
     ports: int
@@ -52,8 +52,6 @@ class GroupPlan:
     events: bool
     gpus: int
     """0 = every engine has its own; else the engines share this many in turn."""
-    configs: tuple[str, ...] = ()
-    """One per engine where they differ; empty = `config` for all."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to every engine's environment."""
     transfer_log: bool = False
@@ -95,12 +93,11 @@ async def _start_group(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...
 async def _launch_member(launcher: Launcher, plan: GroupPlan, index: int, turn: asyncio.Semaphore) -> Member:
     name, layout = f"e{index}", ConfigLayout(plan.folder / f"e{index}")
     port = launcher.profile.launch.port_base + index * plan.ports
-    config = plan.configs[index] if plan.configs else plan.config
-    first = port + ports_needed(launcher.configs[config])
+    first = port + ports_needed(launcher.configs[plan.configs[index]])
     events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
     async with turn:
         engine = await launcher.launch(
-            config,
+            plan.configs[index],
             layout,
             port,
             transfer_log=plan.transfer_log,
@@ -141,4 +138,4 @@ def _device_env(launcher: Launcher, plan: GroupPlan, index: int) -> dict[str, st
     size = launcher.profile.engine.tensor_parallel_size
     first = index * size
     devices = [(first + i) % plan.gpus if plan.gpus else first + i for i in range(size)]
-    return {"CUDA_VISIBLE_DEVICES": name_devices(devices)}
+    return {VISIBLE: name_devices(devices)}

@@ -9,8 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-import msgspec
-
 from launch.command import LaunchSpec, build_launch, unwritable, write_launch
 from launch.death import describe_death, describe_stall, explain_death
 from launch.environment import Engine, capture
@@ -20,7 +18,7 @@ from launch.local import LocalBackend
 from launch.ports import PortTaken
 from launch.profile import ConnectorConfig, Profile
 from results.records.events import EngineDeath, InstanceChanged, InstanceState, Noted
-from results.records.layout import ConfigLayout, RunLayout, write_atomic
+from results.records.layout import ConfigLayout, RunLayout, append_rows, write_atomic
 from results.records.schemas import EngineFault
 from state.process_identity import ProcessIdentity
 from state.store import RunStore
@@ -61,11 +59,9 @@ class Launcher:
         self._watches: dict[str, asyncio.Task[None]] = {}
 
     def config_layout(self, config: str) -> ConfigLayout:
-        """The config's artifact folder."""
         return self._layout.config(self.date, config)
 
     def take_number(self, config: str) -> int:
-        """The number of the next launch of this config."""
         number = self._last_numbers[config] = self._last_numbers.get(config, 0) + 1
         return number
 
@@ -175,8 +171,7 @@ class Launcher:
         """Add it to the run's folder, so that the report names it without the state file."""
         path = self._layout.engine_faults
         try:
-            with path.open("ab") as file:
-                file.write(msgspec.json.encode(fault) + b"\n")
+            append_rows(path, [fault])
         except OSError as error:
             raise unwritable(path, error) from error
 

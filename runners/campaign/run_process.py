@@ -11,20 +11,18 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-import msgspec
-
 from launch.environment import Engine
 from launch.errors import LaunchError
 from launch.local import LocalBackend
 from results.records.events import Noted, RunChanged, RunState
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, append_rows
 from results.records.plan import AcceptedChanges
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
-from runners.campaign.free_gpus import take_free_gpus
+from runners.campaign.gpus import take_free_gpus
 from runners.campaign.plan import find_changes_for_rest
 from runners.campaign.start import Prepared, options_of, prepare_run
 from runners.errors import ExitCode, RunnerError
@@ -52,12 +50,6 @@ def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_c
             lease.release()
 
 
-def _append_changes(folder: Path, changes: str) -> None:
-    """Add them to the run's folder, so that the report names them without the state file. Raises OSError."""
-    with RunLayout(folder).accepted_changes.open("ab") as file:
-        file.write(msgspec.json.encode(AcceptedChanges(time.time(), changes)) + b"\n")
-
-
 def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, accept_changes: bool) -> Prepared:
     """What the frozen plan needs, as it is now on this host; a changed fingerprint stops the run unless accepted."""
     view = store.view()
@@ -70,7 +62,8 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
             )
         if changes:
             store.append(Noted("warning", view.run, f"resumed although these changed: {changes}"))
-            _append_changes(folder, changes)
+            # In the folder too, so that the report names them without the state file.
+            append_rows(RunLayout(folder).accepted_changes, [AcceptedChanges(time.time(), changes)])
     except Exception as error:
         if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:
             store.append(RunChanged(RunState.INTERRUPTED, f"{error} {getattr(error, 'remedy', '')}".strip()))
@@ -105,14 +98,14 @@ async def _run_cells(
     async with _open_backend(engine) as backend:
         launcher = Launcher(
             backend=backend,
-            profile=prepared.profile,
+            profile=prepared.draft.profile,
             configs=configs,
             engine=engine,
             layout=layout,
             date=folder.name[:8],
             store=store,
         )
-        context = RunContext(layout, store, launcher, EngineSlot(launcher), engine, prepared.profile, configs)
+        context = RunContext(layout, store, launcher, EngineSlot(launcher), engine, prepared.draft.profile, configs)
         cell_runner = experiment.cell_runner(prepared.draft.grid, context)
         cells = CellLoop(store, lease, folder, cell_runner)
         loop = asyncio.get_running_loop()

@@ -41,14 +41,6 @@ class Prepared:
     """None where no engine environment was found (a plan can be made without one), or none is needed."""
     plan: RunPlan
 
-    @property
-    def profile(self) -> Profile:
-        return self.draft.profile
-
-
-def tracon_version() -> str:
-    return version("tracon")
-
 
 def prepare_run(experiment: Experiment, options: RunOptions, *, need_engine: bool) -> Prepared:
     """Check the options against the profile, the configs and the engine, and freeze the plan.
@@ -93,7 +85,7 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
     return {
         "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
-        "tracon": tracon_version(),
+        "tracon": version("tracon"),
         **redact_settings(draft.inputs),
     }
 
@@ -103,7 +95,7 @@ def require_ports(prepared: Prepared) -> None:
 
     Raises PortTaken naming port and holder.
     """
-    first = prepared.profile.launch.port_base
+    first = prepared.draft.profile.launch.port_base
     require_free({f"engine port {port - first}": port for port in range(first, first + prepared.draft.ports)})
 
 
@@ -152,9 +144,9 @@ def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "", pace:
     """
     plan = prepared.plan
     require_disk(workspace.root)
-    folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
+    folder = workspace.create_folder(plan.experiment, prepared.draft.profile.name, datetime.now(UTC))
     write_indented_json(RunLayout(folder).plan, plan)
-    with RunStore.create(folder, folder.name, plan, tracon_version()) as store:
+    with RunStore.create(folder, folder.name, plan, version("tracon")) as store:
         if unrest:
             store.append(Noted("warning", folder.name, unrest))
         if pace is not None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-import msgspec
+from collections.abc import Iterator
 
 from results.records.events import CellChanged, CellState
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, append_rows
 from results.records.plan import CellPlan
 from results.records.skipped_cells import SkippedCell
 from state import operator_requests
 from state.model import RequestView, RunView
 from state.store import RunStore
+
+SKIPPED = "skipped by the operator"
+"""The reason of a skip that was asked for without one."""
 
 
 class Steering:
@@ -74,67 +74,58 @@ class Steering:
         return True, "after the running cell" if running and not self.stopping_now else "now"
 
     def _skip_cells(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        reason = request.reason or "skipped by the operator"
-        events = tuple(skip_pending(view, request.target, reason))
-        cut = [running.cell] if running is not None and running in list_matching(view, request.target) else []
-        record_skips(self._store.folder, [*(event.cell for event in events), *cut], request.reason)
-        self._store.append(*events)
-        self._skips |= dict.fromkeys(cut, reason)
-        count = len(events) + len(cut)
-        return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
+        pending, cut = skip_cells(self._store, view, request.target, request.reason, running)
+        self._skips |= dict.fromkeys(cut, request.reason or SKIPPED)
+        count = len(pending) + len(cut)
+        return (count > 0), f"{count} cells skipped" if count else f"no cell is pending or running in {request.target}"
 
     def _retry_cells(self, request: RequestView, view: RunView) -> tuple[bool, str]:
-        events = tuple(retry_failed(view, request.target))
-        if not events:
-            return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
-        withdraw_skips(self._store.folder, view, events)
-        self._store.append(*events)
-        return True, f"{len(events)} cells pending again"
+        count = retry_cells(self._store, view, request.target)
+        if not count:
+            return False, f"no cell has failed in {request.target}" if request.target else "no cell has failed"
+        return True, f"{count} cells pending again"
 
 
-def list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
+def skip_cells(
+    store: RunStore, view: RunView, target: str, reason: str, running: CellPlan | None = None
+) -> tuple[list[str], list[str]]:
+    """Skip the pending cells that a target names; returns them, and `running`, still to be cut, where it is named too.
+
+    A file of the run's folder has them too, so that the report names them without the state file. `reason`: the
+    operator's; empty = none was given. Raises OSError.
+    """
+    named = list(_list_matching(view, target))
+    pending = [plan.cell for plan in named if view.cells[plan.cell].state is CellState.PENDING]
+    cut = [running.cell] if running is not None and running in named else []
+    rows = [SkippedCell(time.time(), cell, reason) for cell in (*pending, *cut)]
+    append_rows(RunLayout(store.folder).skipped_cells, rows)
+    skipped = [CellChanged(cell, CellState.SKIPPED, view.cells[cell].attempt, reason or SKIPPED) for cell in pending]
+    store.append(*skipped)
+    return pending, cut
+
+
+def retry_cells(store: RunStore, view: RunView, target: str) -> int:
+    """Put failed cells back to pending, and with a failed pre-flight the cells it had kept from running.
+
+    Returns how many. Those that were skipped are so no more in the run's folder either. Raises OSError.
+    """
+    gates = {
+        p.config for p in view.plan.cells if p.kind == "preflight" and view.cells[p.cell].state is CellState.FAILED
+    }
+    named = [view.cells[plan.cell] for plan in _list_matching(view, target)]
+    held_back = [cell for cell in named if cell.state is CellState.SKIPPED and cell.plan.config in gates]
+    retried = [cell for cell in named if cell.state is CellState.FAILED or cell in held_back]
+    withdrawn = [SkippedCell(time.time(), cell.cell, withdrawn=True) for cell in held_back]
+    append_rows(RunLayout(store.folder).skipped_cells, withdrawn)
+    reason = "retry asked for by the operator"
+    store.append(*(CellChanged(cell.cell, CellState.PENDING, cell.attempt, reason) for cell in retried))
+    return len(retried)
+
+
+def _list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
     """The cells a target names: `cell:ID`, `config:NAME`, `stage:ID`, or empty for all."""
     sort, _, name = target.partition(":")
     for plan in view.plan.cells:
         named = {"cell": plan.cell, "config": plan.config, "stage": plan.stage}.get(sort)
         if not target or named == name:
             yield plan
-
-
-def record_skips(folder: Path, cells: Sequence[str], reason: str) -> None:
-    """Add them to the run's folder, so that the report names them without the state file. Raises OSError.
-
-    `reason`: the operator's; empty = none was given.
-    """
-    _add_rows(folder, [SkippedCell(time.time(), cell, reason) for cell in cells])
-
-
-def withdraw_skips(folder: Path, view: RunView, retries: Sequence[CellChanged]) -> None:
-    """Record that those of `retries` which were skipped are skipped no more. Raises OSError."""
-    cells = [event.cell for event in retries if view.cells[event.cell].state is CellState.SKIPPED]
-    _add_rows(folder, [SkippedCell(time.time(), cell, withdrawn=True) for cell in cells])
-
-
-def _add_rows(folder: Path, rows: Sequence[SkippedCell]) -> None:
-    if rows:
-        with RunLayout(folder).skipped_cells.open("ab") as file:
-            file.write(msgspec.json.Encoder().encode_lines(rows))
-
-
-def skip_pending(view: RunView, target: str, reason: str) -> Iterator[CellChanged]:
-    """What skips the pending cells that a target names."""
-    for plan in list_matching(view, target):
-        if view.cells[plan.cell].state is CellState.PENDING:
-            yield CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason)
-
-
-def retry_failed(view: RunView, target: str) -> Iterator[CellChanged]:
-    """What puts failed cells back to pending, and with a failed pre-flight the cells it had kept from running."""
-    gates = {
-        p.config for p in view.plan.cells if p.kind == "preflight" and view.cells[p.cell].state is CellState.FAILED
-    }
-    for plan in list_matching(view, target):
-        cell = view.cells[plan.cell]
-        held_back = cell.state is CellState.SKIPPED and plan.config in gates
-        if cell.state is CellState.FAILED or held_back:
-            yield CellChanged(plan.cell, CellState.PENDING, cell.attempt, "retry asked for by the operator")

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,9 +82,7 @@ PYTHONS = ((3, 11), (3, 13))
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from runners.campaign.start import tracon_version
-
-        typer.echo(f"tracon {tracon_version()}")
+        typer.echo(f"tracon {metadata.version('tracon')}")
         raise typer.Exit
 
 
@@ -94,14 +93,15 @@ def tracon(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     color: Annotated[
-        bool | None, typer.Option("--color/--no-color", help="Color on stderr and tables; NO_COLOR works too.")
+        bool | None,
+        typer.Option("--color/--no-color", help="Color the output (default: on a terminal, unless NO_COLOR is set)."),
     ] = None,
 ) -> None:
     """Tracon: operator console for LLM-serving experiments on vLLM.
 
     Without a command it opens the console. A first run, from nothing to a measured result:
 
-    **1.** `tracon engine install cpu` builds the engine environment
+    **1.** `tracon engine install cpu` builds the engine environment (`cuda` on a host with GPUs: docs/gpu.md)
 
     **2.** `tracon plan connector-tax --profile cpu-tiny` shows stages, cells and the time they take
 
@@ -113,6 +113,8 @@ def tracon(
 
     Then `tracon run routing` compares policies on a trace, `tracon run pd-lifecycle` breaks a request down into
     phases; `tracon trace` and `tracon route` need no run.
+
+    In a script: stdout has data alone, as JSON with `--json`; stderr has progress and errors.
 
     Exit codes: 0 done, 1 cells failed or skipped, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """

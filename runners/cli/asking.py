@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from results.records.events import Event
-from runners.campaign.steering import record_skips, retry_failed, skip_pending, withdraw_skips
+from runners.campaign.steering import retry_cells, skip_cells
 from runners.errors import RunnerError
 from state import operator_requests
 from state.lease import lease_state
@@ -24,12 +23,13 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
     """The answer of the run (`accepted`, `detail`).
 
     A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and
-    `stop` are refused with the remedy.
+    `stop` are refused with the remedy. Raises RequestRefused for a target that the plan does not have.
     """
     asked: dict[str, Any] = {"run": folder.name, "action": action, "target": target}
     with RunStore.open(folder) as store:
+        operator_requests.check_request(store.plan, action, target)
         if not lease_state(store).live:
-            return asked | _apply_request(store, folder, action, target, reason)
+            return asked | _apply_request(store, action, target, reason)
         sender = f"{operator_requests.user_name()}/{os.getpid()}"
         request = operator_requests.submit(store, action, target, reason, sender)
         answer = _await_answer(store, request)
@@ -50,7 +50,7 @@ def skip_stages(folder: Path, stages: Sequence[str]) -> None:
             if name not in known:
                 numbered = ", ".join(f"{number} {stage}" for number, stage in enumerate(known))
                 raise RunnerError(f"there is no stage {text!r}", remedy=f"stages: {numbered}")
-            _apply_request(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
+            skip_cells(store, store.view(), f"stage:{name}", "asked for with --skip-stage")
 
 
 def _await_answer(store: RunStore, request: int) -> RequestView | None:
@@ -65,27 +65,19 @@ def _await_answer(store: RunStore, request: int) -> RequestView | None:
     return None
 
 
-def _apply_request(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
-    view = store.view()
-    events: tuple[Event, ...]
+def _apply_request(store: RunStore, action: str, target: str, reason: str) -> dict[str, Any]:
+    view, run = store.view(), store.folder.name
     if action == "retry":
-        retries = tuple(retry_failed(view, target))
-        withdraw_skips(folder, view, retries)
-        events = retries
+        count = retry_cells(store, view, target)
     elif action == "skip":
-        skips = tuple(skip_pending(view, target, reason or "skipped by the operator"))
-        record_skips(folder, [one.cell for one in skips], reason)
-        events = skips
+        count = len(skip_cells(store, view, target, reason)[0])
     else:
         verb = action.replace("_", " ")
         raise RunnerError(
-            f"run {folder.name} is {view.state}: no process works on it, so there is nothing to {verb}",
-            remedy=f"`tracon resume {folder.name}` continues it",
+            f"run {run} is {view.state}: no process works on it, so there is nothing to {verb}",
+            remedy=f"`tracon resume {run}` continues it",
         )
-    if not events:
-        return {
-            "accepted": False,
-            "detail": f"no cell to {action} matches {target!r}" if target else f"no cell to {action}",
-        }
-    store.append(*events)
-    return {"accepted": True, "detail": f"{len(events)} cells; `tracon resume {folder.name}` continues"}
+    if not count:
+        lack = "no cell is pending" if action == "skip" else "no cell has failed"
+        return {"accepted": False, "detail": f"{lack} in {target}" if target else lack}
+    return {"accepted": True, "detail": f"{count} cells; `tracon resume {run}` continues"}

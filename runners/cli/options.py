@@ -11,44 +11,56 @@ import typer
 from runners.cli.spec_options import SpecCommand, SpecOption, SpecOptions
 from runners.errors import RunnerError
 
-_PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
+RUNS_PANEL = "Runs"
+RESULTS_PANEL = "Results"
+HOST_PANEL = "Host and engines"
+ROUTING_PANEL = "Routing"
+TRACES_PANEL = "Traces and simulations"
+"""Headings of the list of commands."""
+
+PROFILE_HELP = "Use this profile (model, hardware, scale): a name from `tracon profiles`, or the path of a TOML file"
 _PYTHON = "Use the engine environment of this Python executable"
 _BUILT = "the one `tracon engine install` built"
-ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
+ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=f"{PROFILE_HELP}.")]
 PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=f"{_PYTHON} (default: {_BUILT}).")]
 RUN = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
-        SpecOption("profile", "--profile -p", _PROFILE.rstrip(".")),
-        SpecOption("preset", "--preset", "Preset of the profile: `full`, or a smaller one such as `demo`"),
-        SpecOption("configs", "--config -c", "Connector config by name, or path of a TOML file", "CONFIG"),
-        SpecOption("seed", "--seed", "Seed of config order, schedules and prompts", default="the preset's"),
+        SpecOption("profile", "--profile -p", PROFILE_HELP),
+        SpecOption("preset", "--preset", "Use this preset of the profile: `full`, or a smaller one such as `demo`"),
+        SpecOption("configs", "--config -c", "Use this connector config: a name, or the path of a TOML file", "CONFIG"),
+        SpecOption(
+            "seed", "--seed", "Draw the order of configs, schedules and prompts from this seed", default="the preset's"
+        ),
         SpecOption(
             "trials", "--trials",
             "Measure each load cell, or those of the confirm stage, N times on fresh engines", None, 1, "the preset's",
         ),
-        SpecOption("policies", "--policy", "Routing policy", "POLICY"),
+        SpecOption("policies", "--policy", "Use this routing policy: a name, label or Python file", "POLICY"),
         SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
-        SpecOption("trace", "--trace", "Trace file", "FILE"),
+        SpecOption("trace", "--trace", "Replay this trace file in place of the preset's trace", "FILE"),
         SpecOption("simulated", "--simulated", "Start no engine: engines are a model, in simulated time"),
-        SpecOption("engine", "--engine", "Engine model of a simulated run, by name or file", "MODEL"),
+        SpecOption("engine", "--engine", "Simulate with this engine model: a name or a file", "MODEL"),
         SpecOption("on", "--on", "Run simulations on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local"),
-        SpecOption("instances", "--instances", "Number of engines", None, 1, "the preset's"),
+        SpecOption("instances", "--instances", "Use this many engines", None, 1, "the preset's"),
         SpecOption("engine_python", "--engine-python", _PYTHON, default=_BUILT),
-        SpecOption("port", "--port", "First port of the engines", None, 1, "the profile's", 65535),
+        SpecOption("port", "--port", "Give the engines ports from this one on", None, 1, "the profile's", 65535),
     ),
 )  # fmt: skip
 """Options of `plan` and `run`; `ExperimentCommand` adds their meaning per experiment to the help."""
-ExperimentArg = Annotated[str, typer.Argument(help="Experiment to run.")]
+ExperimentArg = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Experiment to run.")]
 WorkspaceOption = Annotated[
     Path | None,
     typer.Option(
-        "--workspace", "-w", envvar="TRACON_WORKSPACE", help="Folder of runs (default: the XDG state folder)."
+        "--workspace",
+        "-w",
+        envvar="TRACON_WORKSPACE",
+        help="Use this folder of runs (default: `$XDG_STATE_HOME/tracon`, else `~/.local/state/tracon`).",
     ),
 ]
 RunArg = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN]", help="Run id, a unique beginning of it, or its folder; default: the newest."),
+    typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder; default: the newest."),
 ]
 RunsArg = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder.")]
 ComparedArg = Annotated[
@@ -73,7 +85,7 @@ PaceOption = Annotated[
     ),
 ]
 ReasonOption = Annotated[
-    str, typer.Option("--reason", "-r", help="Reason, recorded in the journal; that of a skip is in the report too.")
+    str, typer.Option("--reason", "-r", help="Record this reason in the journal; the report shows that of a skip.")
 ]
 
 
@@ -101,12 +113,6 @@ def _describe_options() -> dict[str, str]:
         meanings = {experiment.name: experiment.option_help.get(name) for experiment in known}
         helps[name] = ". " + "; ".join(f"`{experiment}`: {text}" for experiment, text in meanings.items() if text)
     return helps
-
-
-def match_prefix(names: Iterable[str], wanted: str) -> set[str]:
-    """The names that begin with `wanted`; only `wanted` itself if it is one of them."""
-    matches = {name for name in names if name.startswith(wanted)}
-    return {wanted} if wanted in matches else matches
 
 
 def read_pairs(texts: Iterable[str] | None, option: str, shape: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -10,7 +10,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.folders import workspace_of
-from runners.cli.options import JsonOption, WorkspaceOption, match_prefix, read_pairs
+from runners.cli.options import ROUTING_PANEL, JsonOption, WorkspaceOption, read_pairs
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ CellOption = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     for command in (policies, why, whatif):
-        app.command()(command)
+        app.command(rich_help_panel=ROUTING_PANEL)(command)
 
 
 def policies(
     policy: Annotated[
-        str | None, typer.Argument(metavar="[POLICY]", help="Show only this policy, by name or path of a Python file.")
+        str | None, typer.Argument(metavar="POLICY", help="Show only this policy, by name or path of a Python file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -72,7 +72,8 @@ def why(
     """
     from runners.router.why import explain_picks
 
-    picks_by_log = _picks_of(logs_of(run, cell, workspace), request)
+    matches = match_logs(logs_of(run, cell, workspace), request, "request", lambda record: record.request.request)
+    picks_by_log = [(log, [one for one in log.records if one.request.request == name]) for log, name in matches]
     if json:
         terminal.print_json(
             [{"cell": log.name, "text": explain_picks(picks), "picks": picks} for log, picks in picks_by_log]
@@ -88,7 +89,7 @@ def why(
 
 def whatif(
     run: RunOrLogArg,
-    policy: Annotated[str, typer.Option("--policy", "-P", help="Policy by name, or the path of a Python file.")],
+    policy: Annotated[str, typer.Option("--policy", "-P", help="Pick by this policy: a name or a Python file.")],
     setting: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a parameter of the policy (repeatable)."),
@@ -96,12 +97,12 @@ def whatif(
     owners: Annotated[
         str,
         typer.Option(
-            help="How to attribute a session to an instance: `recorded`, or the one that `served` its previous turn "
+            help="Attribute a session to its `recorded` owner, or to the instance that `served` its previous turn "
             "(for logs of policies that bind no sessions)."
         ),
     ] = "recorded",
     cell: CellOption = "",
-    show: Annotated[int, typer.Option("--show", min=0, help="Number of differing picks to print.")] = 10,
+    show: Annotated[int, typer.Option("--show", min=0, help="Print this many of the picks that differ.")] = 10,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -146,27 +147,26 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
     return logs
 
 
-def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPicks, list[DecisionRecord]]]:
-    """Per log, the picks of the request that `wanted` identifies."""
-    matches = []
+def match_logs(
+    logs: Sequence[LoggedPicks], wanted: str, kind: str, name_of: Callable[[DecisionRecord], str]
+) -> list[tuple[LoggedPicks, str]]:
+    """The logs with the `kind` (request or session) that `wanted` identifies, each with its whole name there.
+
+    `wanted`: a unique beginning of its name, or `#N` for that of pick number N. Raises RunnerError where several names
+    of a log begin so, and where no log has one.
+    """
+    matches: list[tuple[LoggedPicks, str]] = []
+    known: set[str] = set()
     for log in logs:
-        ids = _match_requests(log, wanted)
-        if len(ids) > 1:
-            raise RunnerError(
-                f"{wanted!r} begins {len(ids)} requests of {log.name}", remedy=f"e.g. {', '.join(sorted(ids)[:4])}"
-            )
-        if ids:
-            matches.append((log, [record for record in log.records if record.request.request in ids]))
+        own = {name for record in log.records if (name := name_of(record))}
+        numbered = {name_of(record) for record in log.records if f"#{record.seq}" == wanted}
+        names = own & (numbered or {wanted}) or {name for name in own if name.startswith(wanted)}
+        if len(names) > 1:
+            shown = ", ".join(sorted(names)[:4])
+            raise RunnerError(f"{wanted!r} begins {len(names)} {kind}s of {log.name}", remedy=f"e.g. {shown}")
+        matches += [(log, name) for name in names]
+        known |= own
     if not matches:
-        known = next((record.request.request for log in logs for record in log.records), "")
-        raise RunnerError(
-            f"no pick of {wanted!r} in {len(logs)} decision logs",
-            remedy=f"give a request id, e.g. {known}" if known else "the logs hold no picks",
-        )
+        remedy = f"give a {kind} id, e.g. {', '.join(sorted(known)[:4])}" if known else f"the logs hold no {kind}s"
+        raise RunnerError(f"no pick of {kind} {wanted!r} in {len(logs)} decision logs", remedy=remedy)
     return matches
-
-
-def _match_requests(log: LoggedPicks, wanted: str) -> set[str]:
-    if wanted.startswith("#") and wanted[1:].isdigit():
-        return {record.request.request for record in log.records if record.seq == int(wanted[1:])}
-    return match_prefix((record.request.request for record in log.records), wanted)

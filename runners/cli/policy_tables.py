@@ -17,6 +17,12 @@ from runners.router.policies import ParameterInfo, PolicyInfo
 from runners.router.whatif import WhatIf
 
 NOWHERE = "(nowhere)"
+MET_COLUMNS = (
+    (">new tok", "new_tokens", 0),
+    (">pending tok", "pending_prefill_tokens", 0),
+    (">requests", "num_requests", 2),
+)
+"""Heading, field of what the picks met on the instances, digits after the point."""
 
 
 def policies_table(infos: Sequence[PolicyInfo]) -> Table:
@@ -29,7 +35,6 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
 
 
 def policy_tables(info: PolicyInfo) -> RenderableType:
-    """One policy with its parameters in detail."""
     rows = begin_table("parameter", "type", ">default", "what")
     for parameter in info.parameters:
         rows.add_row(parameter.name, parameter.kind, _format_default(parameter), parameter.text)
@@ -55,7 +60,7 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
     parts: list[RenderableType] = [title, _cells_table(results), _reasons_table(results), _shares_table(results)]
     if show and any(one.differences for _, one in results):
         parts.append(_differences_table(results, show))
-    migrations = [sum(one.migrations[place] for _, one in results) for place in (0, 1)]
+    migrations = [sum(one.migrations[index] for _, one in results) for index in (0, 1)]
     if any(migrations):
         parts.append(
             Text(
@@ -78,32 +83,16 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
 
 
 def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
-    rows = begin_table(
-        "cell",
-        "recorded policy",
-        ">picks",
-        ">same %",
-        ">new tok",
-        ">instead",
-        ">pending tok",
-        ">instead",
-        ">requests",
-        ">instead",
-    )
+    met = [heading for first, *_ in MET_COLUMNS for heading in (first, ">instead")]
+    rows = begin_table("cell", "recorded policy", ">picks", ">same %", *met)
     for log, one in results:
-        was, then = one.recorded_met, one.instead_met
-        rows.add_row(
-            log.name,
-            ", ".join(one.recorded_policies) or "–",
-            str(one.picks),
-            format_number(one.agreement, 100),
-            format_number(was.new_tokens, digits=0),
-            format_number(then.new_tokens, digits=0),
-            format_number(was.pending_prefill_tokens, digits=0),
-            format_number(then.pending_prefill_tokens, digits=0),
-            format_number(was.num_requests, digits=2),
-            format_number(then.num_requests, digits=2),
+        values = (
+            format_number(getattr(mean, field), digits=digits)
+            for _, field, digits in MET_COLUMNS
+            for mean in (one.recorded_met, one.instead_met)
         )
+        policies = ", ".join(one.recorded_policies) or "–"
+        rows.add_row(log.name, policies, str(one.picks), format_number(one.agreement, 100), *values)
     return rows
 
 

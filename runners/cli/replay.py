@@ -7,13 +7,13 @@ import contextlib
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.options import TRACES_PANEL, JsonOption, WorkspaceOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ OutOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(REPLAY))(replay)
+    app.command(cls=command_with(REPLAY), rich_help_panel=TRACES_PANEL)(replay)
 
 
 def replay(
@@ -83,7 +83,8 @@ def replay(
     options = ReplayOptions(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
     report = asyncio.run(_run_replay(options))
     if json:
-        terminal.print_json(_report_json(report))
+        parts = {"spec": report.spec, "outcome": report.outcome, "numbers": report.numbers}
+        terminal.print_json(parts | {"block_tokens_from": report.block_tokens_from})
     else:
         terminal.out().print(_report_tables(report))
     if report.outcome.fidelity.degraded:
@@ -153,17 +154,6 @@ def progress_line(tick: ReplayTick) -> str:
     return ", ".join(parts)
 
 
-def _report_json(report: ReplayReport) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        "spec": msgspec.to_builtins(report.spec),
-        "outcome": msgspec.to_builtins(report.outcome),
-        "numbers": msgspec.to_builtins(report.numbers),
-        "block_tokens_from": report.block_tokens_from,
-    }
-
-
 def _report_tables(report: ReplayReport) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
@@ -185,7 +175,6 @@ def _report_tables(report: ReplayReport) -> RenderableType:
 
 
 def list_facts(report: ReplayReport) -> list[str]:
-    """The outcome of the replay, in lines."""
     outcome, numbers = report.outcome, report.numbers
     lines = [
         f"{outcome.completed} of {outcome.turns} turns completed, {outcome.failed} failed, {outcome.cut} cut; "

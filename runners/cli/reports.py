@@ -9,7 +9,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.folders import artifacts_of, compared_folder
-from runners.cli.options import ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
+from runners.cli.options import RESULTS_PANEL, ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     for command in (report, export, compare):
-        app.command()(command)
+        app.command(rich_help_panel=RESULTS_PANEL)(command)
 
 
 def report(
@@ -29,7 +29,10 @@ def report(
 ) -> None:
     """Print a run's page and tables: verdicts, taxes, policies or phases with intervals; on a terminal curves too.
 
-    The whole report with its figures is the run's `report.html`; `--again` writes it again.
+    The whole report with its figures is `report.html` in the run's folder, which `tracon status` names; `--again`
+    writes it again.
+
+    Examples: `tracon report`, `tracon report 20260131-1200 --json`
     """
     folder = artifacts_of(run, workspace)
     if json:
@@ -50,7 +53,7 @@ def export(
 
     Raw artifacts stay in the run. Paths of this host are masked in every text. The run is analyzed again.
 
-    Example: tracon export 20261123-1557 results-of-monday
+    Example: `tracon export 20260131-1200 results-of-monday`
     """
     from results.registry import export_run
 
@@ -70,7 +73,10 @@ def compare(
     json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
 ) -> None:
-    """Print two runs of one experiment side by side: numbers, verdicts, and what differed."""
+    """Print two runs of one experiment side by side: numbers, verdicts, and what differed.
+
+    Examples: `tracon compare 20260131-1200 20260201-0900`, `tracon compare 20260131-1200 results-of-monday`
+    """
     from results.registry import compare_runs
     from results.report.comparison import to_json
     from results.report.comparison_text import describe_comparison

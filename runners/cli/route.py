@@ -12,7 +12,7 @@ import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.decisions import Role
 from results.records.errors import DAMAGED_JSON
-from runners.cli.options import read_pairs
+from runners.cli.options import ROUTING_PANEL, read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
 MOVES = "Moving KV between instances"
+PORT = 8080
 
 ROUTER = SpecOptions(
     "results.records.router_spec:RouterSpec",
     (
         SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
         SpecOption("host", "--host", "Listen on this address"),
+        SpecOption("port", "--port", "Listen on this port (0 = any free one)", None, 0, str(PORT), 65535),
+        SpecOption("decisions_path", "--decisions", "Record every decision in this file (JSONL)", "FILE"),
         SpecOption(
             "processes", "--processes",
             "Run N processes on the one port, on a host with cores to spare; needs --bindings. Each counts only the "
@@ -120,10 +123,6 @@ DecodeOption = Annotated[
 SettingOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the policy (repeatable).")
 ]
-PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Listen on this port (0 = any free one).")]
-DecisionsOption = Annotated[
-    Path | None, typer.Option("--decisions", help="Record every decision in this file (JSONL).")
-]
 EventsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -134,7 +133,7 @@ EventsOption = Annotated[
 ]
 CapacityOption = Annotated[
     int | None,
-    typer.Option("--kv-capacity", min=1, help="Size of each instance's KV pool in tokens (default: ask the engines)."),
+    typer.Option("--kv-capacity", min=1, help="Assume KV pools of this many tokens each (default: ask the engines)."),
 ]
 TransportOption = Annotated[
     str | None,
@@ -173,7 +172,7 @@ LinesOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS))(route)
+    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS), rich_help_panel=ROUTING_PANEL)(route)
 
 
 def route(
@@ -182,8 +181,6 @@ def route(
     prefill: PrefillOption = None,
     decode: DecodeOption = None,
     settings: SettingOption = None,
-    port: PortOption = 8080,
-    decisions: DecisionsOption = None,
     kv_events: EventsOption = None,
     kv_capacity: CapacityOption = None,
     transfer: TransportOption = None,
@@ -226,13 +223,11 @@ def route(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
             parameters=parameters,
-            port=port,
-            decisions_path=str(decisions) if decisions else "",
             prewarm=_read_prewarm(prewarm, parameters),
             reserved_output=_read_reserved(reserved_output),
             transfer=TransferRules(**chosen(context, TRANSFERS)),
             bindings=BindingRules(**chosen(context, BINDINGS)),
-            **chosen(context, ROUTER),
+            **{"port": PORT, **chosen(context, ROUTER)},
         )
     serve(options, (lambda line: terminal.print_json_line(msgspec.json.encode(line))) if json else _Narrator(options))
 

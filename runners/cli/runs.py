@@ -14,6 +14,7 @@ from runners.cli.accompany import accompany_run
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
     RUN,
+    RUNS_PANEL,
     DetachOption,
     ExperimentArg,
     ExperimentCommand,
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     for planned in (plan, run):
-        app.command(cls=command_with(RUN, base=ExperimentCommand))(planned)
-    app.command()(resume)
+        app.command(cls=command_with(RUN, base=ExperimentCommand), rich_help_panel=RUNS_PANEL)(planned)
+    app.command(rich_help_panel=RUNS_PANEL)(resume)
     app.command(hidden=True)(work)
 
 
@@ -77,15 +78,14 @@ def run(
     """Start a run and follow it to its end.
 
     A separate process does the work: closing this terminal does not affect the run. Ctrl-C stops the run so that
-    `tracon resume` can continue it; a second Ctrl-C leaves it running.
+    `tracon resume` can continue it; a second Ctrl-C leaves it running. Without a terminal, stderr has a line per event.
 
     Examples: `tracon run connector-tax --preset demo`,
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
     from launch.gpu_checks import explain_small_gpus
-    from runners.campaign.free_gpus import explain_skipped_gpus, require_free_gpus
-    from runners.campaign.gpu_room import require_gpu_room
+    from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, require_gpu_room
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.experiments.registry import experiment_named
@@ -100,8 +100,8 @@ def run(
         require_gpu_room(experiment_named(experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
-    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
-    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
+    too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
     for warning in filter(None, (too_large, explain_skipped_gpus(prepared.draft), unrest)):
@@ -126,7 +126,10 @@ def resume(
     pace: PaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Continue a run that was paused, stopped or killed. Finished cells are never measured again."""
+    """Continue a run that was paused, stopped or killed. Finished cells are never measured again.
+
+    Examples: `tracon resume`, `tracon resume 20260131-1200 --console`
+    """
     from results.records.events import Noted, RunState
     from runners.campaign.start import spawn_run_process
     from runners.cli.asking import skip_stages
@@ -175,8 +178,8 @@ def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None
 
     prepared = _prepare_run(options, need_engine=False)
     precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
-    unrest = _explain_unrest(prepared.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
-    too_large = explain_small_gpus(prepared.profile) if prepared.draft.needs_engine else ""
+    unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
+    too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
         terminal.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))

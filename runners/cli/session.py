@@ -9,21 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.options import JsonOption, WorkspaceOption, match_prefix
-from runners.cli.policies import CellOption, RunOrLogArg, logs_of
-from runners.errors import RunnerError
+from runners.cli.options import ROUTING_PANEL, JsonOption, WorkspaceOption
+from runners.cli.policies import CellOption, RunOrLogArg, logs_of, match_logs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.records.decisions import Decision, DecisionRecord, RoutedOutcome
-    from runners.router.decision_log import LoggedPicks
 
 _SERVED = "ok"
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(session)
+    app.command(rich_help_panel=ROUTING_PANEL)(session)
 
 
 def session(
@@ -40,7 +38,8 @@ def session(
     A routing run replays the same sessions in every cell; without `--cell` it prints the session of each. In a
     simulated run each trial may have its own sessions: the same id is then a different session in each trial.
     """
-    lives = _find_lives(logs_of(run, cell, workspace), session)
+    matches = match_logs(logs_of(run, cell, workspace), session, "session", lambda record: record.request.session)
+    lives = [build_life(log.records, log.name, name) for log, name in matches]
     if json:
         terminal.print_json([life.to_json() for life in lives])
         return
@@ -126,21 +125,6 @@ def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
     return pick.outcome or RoutedOutcome(status="")
 
 
-def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
-    lives = []
-    for log in logs:
-        names = match_prefix((record.request.session for record in log.records if record.request.session), wanted)
-        if len(names) > 1:
-            shown = ", ".join(sorted(names)[:4])
-            raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
-        lives += [build_life(log.records, log.name, name) for name in names]
-    if not lives:
-        known = sorted({record.request.session for log in logs for record in log.records if record.request.session})
-        remedy = f"give a session id, e.g. {', '.join(known[:4])}" if known else "the logs hold no sessions"
-        raise RunnerError(f"no pick of session {wanted!r} in {len(logs)} decision logs", remedy=remedy)
-    return lives
-
-
 def life_table(life: Life) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
@@ -161,12 +145,12 @@ def _format_pick(pick: DecisionRecord, begin_ns: int) -> tuple[str, ...]:
     from runners.cli.tables import format_number
 
     request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
-    place = decision.instance or "nowhere"
+    served_by = decision.instance or "nowhere"
     indexed_tokens = request.cached_tokens.get(decision.instance, 0)
     return (
         f"{request.turn}",
         f"{(pick.t_ns - begin_ns) / 1e9:.2f}",
-        f"{decision.prefill} + {place}" if decision.prefill else place,
+        f"{decision.prefill} + {served_by}" if decision.prefill else served_by,
         decision.reason if outcome.status in (_SERVED, "") else f"{decision.reason}; {outcome.status}",
         f"{request.input_tokens}",
         f"~{indexed_tokens}" if outcome.cached_tokens is None else f"{outcome.cached_tokens}",

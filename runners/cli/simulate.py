@@ -15,25 +15,35 @@ import typer.core
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.percent import format_percent
-from runners.cli.options import DetachOption, JsonOption, ProfileOption, RunArg, WorkspaceOption
+from runners.cli.options import PROFILE_HELP, TRACES_PANEL, DetachOption, JsonOption, RunArg, WorkspaceOption
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.campaign.experiment import RunOptions
     from runners.simulator.calibrate import Calibration, CellComparison
     from runners.simulator.check import Check
 
 FLEET = "tracon run routing --profile h20-qwen3-coder-30b --preset"
-TracesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--trials",
-        min=1,
-        help="Simulate N traces, by N seeds, at each point; an interval takes 3 (default: the preset's, 5).",
+SIZED = {"profile": "h20-qwen3-coder-30b", "preset": "fleet-size"}
+SIZING = SpecOptions(
+    "runners.campaign.experiment:RunOptions",
+    (
+        SpecOption("trace", "--trace", "Replay this trace at its own pace", "FILE", default="the preset's"),
+        SpecOption("policies", "--policy", "Size for this policy (repeatable)", "POLICY"),
+        SpecOption("engine", "--engine", "Use this engine model: a name or a file", "MODEL", default="the preset's"),
+        SpecOption("on", "--on", "Simulate on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local"),
+        SpecOption(
+            "trials", "--trials", "Simulate N traces, by N seeds, at each point; an interval takes 3", None, 1,
+            "the preset's, 5",
+        ),
+        SpecOption("seed", "--seed", "Draw traces and step noise from this seed", default="the preset's"),
+        SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
+        SpecOption("profile", "--profile -p", PROFILE_HELP, default=SIZED["profile"]),
+        SpecOption("preset", "--preset", "Use this preset of the profile", default=SIZED["preset"]),
     ),
-]
+)  # fmt: skip
 
 
 class SimulateGroup(typer.core.TyperGroup):
@@ -72,39 +82,20 @@ simulate_app = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    simulate_app.command()(capacity)
+    simulate_app.command(cls=command_with(SIZING))(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)
-    app.add_typer(simulate_app, name="simulate")
+    app.add_typer(simulate_app, name="simulate", rich_help_panel=TRACES_PANEL)
 
 
 def capacity(
+    context: typer.Context,
     slo: Annotated[
         str, typer.Option("--slo", metavar="LIMITS", help="Hold these limits, e.g. `ttft_p90=2s,tpot_p90=50ms`.")
     ],
-    trace: Annotated[
-        str, typer.Option("--trace", metavar="FILE", help="Replay this trace at its own pace (default: the preset's).")
-    ] = "",
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", metavar="POLICY", help="Size for this policy (repeatable).")
-    ] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="MODEL", help="Engine model, by name or file (default: the preset's).")
-    ] = "",
-    on: Annotated[
-        str, typer.Option("--on", metavar="WHERE", help="Simulate on `local`, `ray` or `ray://HEAD:PORT`.")
-    ] = "local",
     max_instances: Annotated[
         int | None, typer.Option("--max-instances", min=1, help="End the search there (default: the preset's).")
     ] = None,
-    trials: TracesOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of traces and step noise.")] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
-    ] = None,
-    profile: ProfileOption = "h20-qwen3-coder-30b",
-    preset: Annotated[str, typer.Option("--preset", help="Preset of the profile.")] = "fleet-size",
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
     json: JsonOption = False,
@@ -119,40 +110,25 @@ def capacity(
 
     Example: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms --trace sessions.jsonl --policy unified`
     """
-    from runners.campaign.experiment import RunOptions
-
-    search = [f"search.slo={slo}"]
-    search += [] if max_instances is None else [f"search.max_instances={max_instances}"]
-    options = RunOptions(
-        "capacity",
-        profile,
-        preset,
-        policies=tuple(policy or ()),
-        settings=(*search, *(setting or ())),
-        trace=trace,
-        engine=engine,
-        on="" if on == "local" else on,
-        trials=trials,
-        seed=seed,
-    )
-    _start_search(options, workspace, detach=detach, json=json)
-
-
-def _start_search(options: RunOptions, workspace: Path | None, *, detach: bool, json: bool) -> None:
     from results.records.layout import RunLayout
+    from runners.campaign.experiment import RunOptions
     from runners.campaign.start import create_run, prepare_run, spawn_run_process
     from runners.cli.accompany import accompany_run
     from runners.cli.folders import workspace_of
     from runners.cli.runs import from_root
     from runners.experiments.registry import experiment_named
 
-    prepared = prepare_run(experiment_named("capacity"), from_root(options), need_engine=False)
+    search = [f"search.slo={slo}"]
+    search += [] if max_instances is None else [f"search.max_instances={max_instances}"]
+    asked: dict[str, Any] = {**SIZED, **chosen(context, SIZING)}
+    asked["settings"] = (*search, *asked.get("settings", ()))
+    options = from_root(RunOptions("capacity", **asked))
+    prepared = prepare_run(experiment_named(options.experiment), options, need_engine=False)
     folder = create_run(workspace_of(workspace), prepared)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
     for note in prepared.draft.notes:
         terminal.err().print(note, style="yellow", markup=False)
-    process = spawn_run_process(folder)
-    document = RunLayout(folder).aggregate_json
+    process, document = spawn_run_process(folder), RunLayout(folder).aggregate_json
     accompany_run(folder, process.pid, detach=detach, console=False, json=json, document=document)
 
 
@@ -160,7 +136,7 @@ def calibrate(
     run: RunArg = None,
     config: Annotated[str, typer.Option("--config", "-c", help="Fit the engine of this connector config.")] = "plain",
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the engine model to this file.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the engine model as JSON to this file.")
     ] = None,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
@@ -178,6 +154,8 @@ def calibrate(
     from runners.cli.folders import artifacts_of
     from runners.simulator.calibrate import calibrate as fit_run
 
+    if out is not None and out.suffix != ".json":
+        raise RunnerError(f"--out {out}: the engine model is written as JSON", remedy="name a file that ends in .json")
     calibration = fit_run(artifacts_of(run, workspace), config)
     if out is not None:
         from results.records.layout import write_atomic

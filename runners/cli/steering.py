@@ -11,18 +11,21 @@ import typer
 import runners.cli.terminal as terminal
 from runners.cli.accompany import open_console, read_run
 from runners.cli.folders import workspace_of
-from runners.cli.options import JsonOption, ReasonOption, RunArg, WorkspaceOption
+from runners.cli.options import RUNS_PANEL, JsonOption, ReasonOption, RunArg, WorkspaceOption
 from runners.errors import ExitCode, RunnerError
 
 
 def add_to(app: typer.Typer) -> None:
     for command in (status, watch, stop, pause, skip, retry, console):
-        app.command()(command)
-    app.command("list")(list_runs)
+        app.command(rich_help_panel=RUNS_PANEL)(command)
+    app.command("list", rich_help_panel=RUNS_PANEL)(list_runs)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Print the state of a run: stages, cells, instances, ETA, its folder and its log."""
+    """Print the state of a run: stages, cells, instances, ETA, why cells failed, its folder and its log.
+
+    Examples: `tracon status`, `tracon status 20260131-1200 --json` (every cell with its id)
+    """
     from results.records.layout import RunLayout
     from runners.cli.tables import status_json, status_tables
 
@@ -64,27 +67,33 @@ def stop(
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Stop a run after the running cell (or `--now`); `tracon resume` continues it."""
+    """Stop a run after the running cell (or `--now`); `tracon resume` continues it.
+
+    Examples: `tracon stop`, `tracon stop 20260131-1200 --now`
+    """
     send_request(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
 
 
 def pause(
     run: RunArg = None, workspace: WorkspaceOption = None, reason: ReasonOption = "", json: JsonOption = False
 ) -> None:
-    """Pause a run after the running cell; its engine is released, `tracon resume` continues it."""
+    """Pause a run after the running cell: its engines stop, its process waits, `tracon resume` continues it."""
     send_request(workspace_of(workspace).find(run), "pause", "", reason, json=json)
 
 
 def skip(
     run: RunArg = None,
-    cell: Annotated[str, typer.Option("--cell", help="Skip this cell.")] = "",
+    cell: Annotated[str, typer.Option("--cell", help="Skip this cell, by its id in `tracon status --json`.")] = "",
     config: Annotated[str, typer.Option("--config", help="Skip all pending cells of this config.")] = "",
-    stage: Annotated[str, typer.Option("--stage", help="Skip all pending cells of this stage.")] = "",
+    stage: Annotated[str, typer.Option("--stage", help="Skip all pending cells of this stage, by its id.")] = "",
     reason: ReasonOption = "",
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Skip a cell, a config or a stage, with a reason that the report shows."""
+    """Skip a cell, a config or a stage, with a reason that the report shows.
+
+    Examples: `tracon skip --config lmcache_only --reason "too little host memory"`, `tracon skip --stage phase-a`
+    """
     targets = _name_targets(cell, config, stage)
     if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
@@ -99,7 +108,10 @@ def retry(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Set failed cells back to pending: all, or those named. A run that has ended then needs `tracon resume`."""
+    """Set failed cells back to pending: all, or those named. A run that has ended then needs `tracon resume`.
+
+    Examples: `tracon retry`, `tracon retry --config nixl_both`
+    """
     targets = _name_targets(cell, config, stage)
     if len(targets) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
@@ -135,7 +147,10 @@ def console(
         bool, typer.Option("--ascii", help="Draw states, bars and plots with ASCII characters only.")
     ] = False,
 ) -> None:
-    """Open the console on a run, or on the list of runs. Closing it never touches a run."""
+    """Open the console on a run, or on the list of runs. Closing it never touches a run; `?` in it shows every key.
+
+    Examples: `tracon console`, `tracon console 20260131-1200 --read-only`
+    """
     flags = {
         "--read-only": read_only,
         "--low-bandwidth": low_bandwidth,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,19 @@ STYLES: Mapping[str, str] = {
     "live": "green",
     "dead": "red",
 }
+INSTANCE_COLUMNS = (
+    (">TTFT p50 ms", "ttft_p50_s", 1e3, 1),
+    (">p90", "ttft_p90_s", 1e3, 1),
+    (">TPOT p50 ms", "tpot_p50_s", 1e3, 2),
+    (">p90", "tpot_p90_s", 1e3, 2),
+    (">running", "running", 1.0, 0),
+    (">waiting", "waiting", 1.0, 0),
+    (">pending prefill tok", "pending_prefill_tokens", 1.0, 0),
+    (">KV %", "kv_usage", 100.0, 1),
+    (">step p50 us", "step_p50_us", 1.0, 0),
+    (">p90", "step_p90_us", 1.0, 0),
+)
+"""Heading, field of an instance's latest sample, factor, digits after the point."""
 
 
 class PlainTable(Table):
@@ -78,7 +91,6 @@ def begin_table(*columns: str, title: str = "") -> Table:
 
 
 def color_state(state: str) -> Text:
-    """A state as a colored word."""
     return Text(state, style=STYLES.get(state, ""))
 
 
@@ -88,27 +100,13 @@ def format_number(value: float | None, scale: float = 1.0, digits: int = 1) -> s
 
 
 def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """The plan as data; `estimated_s` in seconds, with the arithmetic behind it."""
-    return {
-        "experiment": plan.experiment,
-        "profile": plan.profile,
-        "preset": plan.preset,
-        "configs": list(plan.configs),
-        "seed": plan.seed,
-        "stages": [
-            asdict(stage)
-            | {
-                "cells": sum(cell.stage == stage.stage for cell in plan.cells),
-                "estimated_s": round(sum(cell.estimated_s for cell in plan.cells if cell.stage == stage.stage), 1),
-            }
-            for stage in plan.stages
-        ],
-        "cells": [asdict(cell) for cell in plan.cells],
-        "estimated_s": plan.estimated_s,
-        "arithmetic": [asdict(line) for line in sums],
-        "notes": list(notes),
-        "fingerprint": plan.fingerprint,
-    }
+    """The plan as data, without its `inputs`; `estimated_s` in seconds, with the arithmetic behind it."""
+    described = asdict(replace(plan, inputs={}))
+    del described["inputs"]
+    for stage in described["stages"]:
+        seconds = [cell.estimated_s for cell in plan.cells if cell.stage == stage["stage"]]
+        stage |= {"cells": len(seconds), "estimated_s": round(sum(seconds), 1)}
+    return described | {"arithmetic": [asdict(line) for line in sums], "notes": list(notes)}
 
 
 def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
@@ -223,44 +221,18 @@ def _stages_table(view: RunView) -> Table:
 
 
 def _instances_table(instances: Sequence[InstanceView]) -> Table:
-    rows = begin_table(
-        "instance",
-        "state",
-        ">TTFT p50 ms",
-        ">p90",
-        ">TPOT p50 ms",
-        ">p90",
-        ">running",
-        ">waiting",
-        ">pending prefill tok",
-        ">KV %",
-        ">step p50 us",
-        ">p90",
-    )
+    rows = begin_table("instance", "state", *(heading for heading, *_ in INSTANCE_COLUMNS))
     for instance in instances:
         now = instance.latest
-        if now is None:
-            rows.add_row(instance.instance, color_state(instance.state), *["–"] * 10)
-            continue
-        rows.add_row(
-            instance.instance,
-            color_state(instance.state),
-            format_number(now.ttft_p50_s, 1e3),
-            format_number(now.ttft_p90_s, 1e3),
-            format_number(now.tpot_p50_s, 1e3, 2),
-            format_number(now.tpot_p90_s, 1e3, 2),
-            format_number(now.running, digits=0),
-            format_number(now.waiting, digits=0),
-            format_number(now.pending_prefill_tokens, digits=0),
-            format_number(now.kv_usage, 100),
-            format_number(now.step_p50_us, digits=0),
-            format_number(now.step_p90_us, digits=0),
+        values = (
+            format_number(None if now is None else getattr(now, field), scale, digits)
+            for _, field, scale, digits in INSTANCE_COLUMNS
         )
+        rows.add_row(instance.instance, color_state(instance.state), *values)
     return rows
 
 
 def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
-    """The workspace's runs as data."""
     names = ("run", "experiment", "profile", "preset", "state", "reason", "created_unix_s")
     return [
         {name: getattr(entry, name) for name in names}
@@ -314,7 +286,6 @@ def doctor_tables(report: DoctorReport) -> RenderableType:
 
 
 def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
-    """Profiles with presets, and configs."""
     rows = begin_table("profile", "engine", "presets", "what", title="profiles")
     for profile in profiles:
         presets = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in profile.experiments.items())
@@ -326,7 +297,6 @@ def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConf
 
 
 def engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
-    """Engine environments and standalone engines."""
     rows = begin_table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))

@@ -5,24 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import runners.cli.terminal as terminal
 from results.records.percent import format_percent
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
-from runners.cli.options import JsonOption
+from runners.cli.options import TRACES_PANEL, JsonOption
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.trace.formats.tracon import Written
     from runners.trace.session import Session, TraceFacts
 
 trace_app = typer.Typer(
@@ -53,7 +52,9 @@ TargetArg = Annotated[
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option("--format", "-f", help="`mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."),
+    typer.Option(
+        "--format", "-f", help="Read it as `mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same trace.")]
 _SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same trace", minimum=0)
@@ -103,7 +104,7 @@ def add_to(app: typer.Typer) -> None:
         trace_app.command()(command)
     trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)
     trace_app.command(cls=command_with(SCALING, LIMITS, ARRIVALS))(scale)
-    app.add_typer(trace_app, name="trace")
+    app.add_typer(trace_app, name="trace", rich_help_panel=TRACES_PANEL)
 
 
 def describe(
@@ -168,7 +169,7 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     with _show_progress(f"converting {file.name}") as watch:
         facts, sessions = open_trace(file, format, watch)
         change = _write_changed(out, facts, facts, sessions, lambda taken: taken)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def sample(
@@ -205,7 +206,7 @@ def sample(
     with _show_progress(f"sampling {file.name}") as watch:
         facts, recorded = open_trace(file, format, watch)
         change = _write_changed(out, facts, facts, recorded, select)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def scale(
@@ -235,12 +236,12 @@ def scale(
             return redraw_arrivals(limited, arrivals)
 
         change = _write_changed(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
-    _report_change(out, change, json)
+    _report_change(change, json)
 
 
 def synth(
     out: TargetArg,
-    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="Number of sessions to generate.")] = 1000,
+    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="Generate this many sessions.")] = 1000,
     seed: SeedOption = 1,
     settings: Annotated[
         list[str] | None,
@@ -266,17 +267,7 @@ def synth(
                 watch(number / sessions)
 
         change = _write_changed(out, facts, facts, made, counted)
-    _report_change(out, change, json)
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """The sessions and requests written and left out."""
-
-    written: Written
-    block_tokens: int
-    left_out_sessions: int
-    left_out_requests: int
+    _report_change(change, json)
 
 
 def _write_changed(
@@ -285,8 +276,11 @@ def _write_changed(
     after: TraceFacts,
     sessions: Iterator[Session],
     change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
-) -> _Change:
-    """Stream the sessions through `change_sessions` into the file. Raises RunnerError if none is left."""
+) -> dict[str, Any]:
+    """Stream the sessions through `change_sessions` into the file; returns what was written and what was left out.
+
+    Raises RunnerError if no session is left.
+    """
     from runners.trace.formats.tracon import write_trace
 
     read: Counter[str] = Counter()
@@ -308,23 +302,20 @@ def _write_changed(
             )
 
     written = write_trace(out, after, require_some())
-    left_out = (read["sessions"] - written.sessions, read["requests"] - written.requests)
-    return _Change(written, after.block_tokens, *left_out)
+    left_out = {f"left_out_{name}": read[name] - getattr(written, name) for name in ("sessions", "requests")}
+    return {"file": str(out), **asdict(written), "block_tokens": after.block_tokens, **left_out}
 
 
-def _report_change(out: Path, change: _Change, json: bool) -> None:
+def _report_change(row: Mapping[str, Any], json: bool) -> None:
     if json:
-        row = asdict(change)
-        terminal.print_json({"file": str(out), **row.pop("written"), **row})
+        terminal.print_json(row)
         return
-    written = change.written
-    terminal.err().print(
-        f"{out}: {written.requests} requests of {written.sessions} sessions, {written.input_tokens} input and "
-        f"{written.output_tokens} output tokens in blocks of {change.block_tokens}, {written.span_s:.1f} s"
-        + (f"; {change.left_out_requests} requests left out" if change.left_out_requests else ""),
-        markup=False,
-        soft_wrap=True,
+    text = (
+        f"{row['file']}: {row['requests']} requests of {row['sessions']} sessions, {row['input_tokens']} input and "
+        f"{row['output_tokens']} output tokens in blocks of {row['block_tokens']}, {row['span_s']:.1f} s"
     )
+    left_out = f"; {row['left_out_requests']} requests left out" if row["left_out_requests"] else ""
+    terminal.err().print(text + left_out, markup=False, soft_wrap=True)
 
 
 def _check_target(source: Path | None, out: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cached_property
 
 from results.records.events import CellState
 from results.records.plan import CellPlan
@@ -40,6 +39,8 @@ class CellsAhead:
         self._simulate = simulate
         self._adopt = adopt
         self._is_ready = is_ready
+        self._simulations: Simulations | None = None
+        """None = no cell has begun."""
         self._tasks: dict[str, asyncio.Task[CellOutcome]] = {}
         """Those that run, or have ended and were not taken yet."""
         self._ahead: list[tuple[CellPlan, int]] = []
@@ -47,10 +48,12 @@ class CellsAhead:
         self.turn = ""
         """The cell that the journal has running."""
 
-    @cached_property
+    @property
     def simulations(self) -> Simulations:
         """Opened by the first cell: a run that only reports needs no cluster."""
-        return open_simulations(self._backend)
+        if self._simulations is None:
+            self._simulations = open_simulations(self._backend)
+        return self._simulations
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """The cell's outcome, perhaps of an attempt that ran ahead. Raises CellFailed, CellSkipped or RunnerError."""
@@ -97,8 +100,8 @@ class CellsAhead:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if "simulations" in self.__dict__:  # the first cell opens them
-            await self.simulations.close()
+        if self._simulations is not None:
+            await self._simulations.close()
 
     def _list_ahead(self, first: CellPlan) -> list[tuple[CellPlan, int]]:
         """Cells that are still to be begun, in the order of the plan, with their next attempts."""

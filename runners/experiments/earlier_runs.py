@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
-from results.records.errors import DAMAGED_JSON
 from results.records.events import RunState
 from results.records.plan import RunPlan
 from state.workspace import RunEntry, Workspace
@@ -16,6 +12,8 @@ from state.workspace import RunEntry, Workspace
 Measured = TypeVar("Measured")
 FINISHED = (RunState.DONE, RunState.FAILED)
 """A failed run has an analysis of the cells that it measured."""
+PLANNED_LAUNCHES = (3, 5, 10)
+"""Numbers of launches for which a plan states the precision, beside its own."""
 
 
 def find_newest(
@@ -33,9 +31,9 @@ def find_newest(
     return None
 
 
-def read_document(path: Path, model: type[Measured]) -> Measured | None:
-    """A JSON document of a run; None where it is missing, damaged, or of a version with other fields."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=model)
-    except (OSError, *DAMAGED_JSON):
-        return None
+def describe_no_sigma(workspace: Workspace, needed: str) -> str:
+    """A sentence of the plan where no run has what sigma is computed from. needed: that, to follow `has`."""
+    return (
+        f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has {needed}. "
+        "The first such run measures it."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Literal
 
@@ -34,6 +35,11 @@ SHARED_CONTEXT_TOKENS = 24_576
 SHARED_STEP_TOKENS = 4096
 SHARED_REQUESTS = 64
 """These fit beside the weights of the 30B model in that share of an H200."""
+
+
+def list_gates(configs: Iterable[str], stage: str, estimated_s: float) -> Iterator[CellPlan]:
+    """The pre-flight cell of each config."""
+    return (CellPlan(f"preflight/{config}", stage, "preflight", config, config, {}, estimated_s) for config in configs)
 
 
 async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> CellOutcome:

@@ -9,12 +9,11 @@ import msgspec
 
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, Kind
-from launch.transfer_request import transferring
+from launch.transfer_request import BOOTSTRAP_PORT, transferring
 from results.records.errors import DAMAGED_JSON
 from results.records.router_spec import KvEndpoint
 from runners.campaign.engine_group import Member
 
-BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 TRANSPORTS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl"}
 _BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 

@@ -60,7 +60,6 @@ class PatchedCells:
         await asyncio.to_thread(self._analyze_folder, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
-        """Stop the current engine."""
         await self._context.slot.release(reason)
 
     async def _apply_patches(self, cell: CellPlan, attempt: int) -> CellOutcome:

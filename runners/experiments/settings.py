@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from launch.profile import merge_tables
+from launch.profile import load_profile, merge_tables, profile_names
 from launch.redaction import PASS_ENV, redact_settings
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
@@ -29,13 +29,14 @@ def refuse_routing_options(options: RunOptions, why: str) -> None:
 def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:
     """A copy of the preset's tables over those of the preset that it is `like`, and the preset's name in errors.
 
-    Raises RunnerError naming the presets of the profile.
+    Raises RunnerError naming the presets of the profile, and the profiles that have this one.
     """
     if preset not in tables:
-        raise RunnerError(
-            f"profile {profile} has no preset {preset!r} for {experiment}",
-            remedy=f"choose one of: {', '.join(sorted(tables)) or 'none'}",
-        )
+        remedy = f"choose one of: {', '.join(sorted(tables)) or 'none'}"
+        others = [name for name in profile_names() if preset in load_profile(name).experiments.get(experiment, {})]
+        if others:
+            remedy += f"; or a profile that has it: --profile {' or '.join(others)}"
+        raise RunnerError(f"profile {profile} has no preset {preset!r} for {experiment}", remedy=remedy)
     where = f"profile {profile}, [experiment.{experiment}.{preset}]"
     return _inherit_tables(tables, preset, where, ()), where
 
@@ -43,11 +44,46 @@ def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> t
 def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     raw = copy.deepcopy(dict(tables[preset]))
     parent = raw.pop("like", None)
-    if parent is None:
-        return raw
-    if parent not in tables or parent in (*seen, preset):
-        raise RunnerError(f"{where}: like = {parent!r} is no preset to inherit from", remedy="name another one")
-    return merge_tables(_inherit_tables(tables, parent, where, (*seen, preset)), raw)
+    inherited: dict[str, Any] = {}
+    if parent is not None:
+        if parent not in tables or parent in (*seen, preset):
+            raise RunnerError(f"{where}: like = {parent!r} is no preset to inherit from", remedy="name another one")
+        inherited = _inherit_tables(tables, parent, where, (*seen, preset))
+    if isinstance(raw.get("policies"), list):
+        labeled = _label_policies(inherited.get("policies"))
+        raw["policies"] = [_inherit_policy(entry, labeled, where) for entry in raw["policies"]]
+    return merge_tables(inherited, raw)
+
+
+def _label_policies(inherited: object) -> dict[str, Any]:
+    """By label; of policies with one label, that without a `sweep`."""
+    labeled: dict[str, Any] = {}
+    for policy in inherited if isinstance(inherited, list) else ():
+        _note_label(policy, labeled)
+    return labeled
+
+
+def _note_label(policy: object, labeled: dict[str, Any]) -> None:
+    if not isinstance(policy, dict):
+        return
+    label = policy.get("label")
+    if isinstance(label, str) and ("sweep" not in policy or label not in labeled):
+        labeled[label] = policy
+
+
+def _inherit_policy(entry: object, labeled: dict[str, Any], where: str) -> object:
+    """The labeled policy that a text names, or an entry over the policy that it is `like`; noted by its own label."""
+    policy = labeled.get(entry, entry) if isinstance(entry, str) else entry
+    if isinstance(policy, dict) and "like" in policy:
+        base = labeled.get(str(policy["like"]))
+        if base is None:
+            raise RunnerError(
+                f"{where}: policies: like = {policy['like']!r} is the label of no policy before it",
+                remedy=f"name one of: {', '.join(labeled) or 'none'}",
+            )
+        policy = merge_tables(base, {key: value for key, value in policy.items() if key != "like"})
+    _note_label(policy, labeled)
+    return policy
 
 
 def parse_setting(text: str, example: str) -> tuple[str, Any]:

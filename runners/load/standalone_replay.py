@@ -130,7 +130,7 @@ async def _ask_served_model(options: ReplayOptions) -> _Served:
         async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False) as client:
             answer = await client.get(url)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RunnerError(f"{url} does not answer: {error or type(error).__name__}", remedy=remedy) from error
+        raise RunnerError(f"{url} does not answer: {str(error) or type(error).__name__}", remedy=remedy) from error
     try:
         models = msgspec.json.decode(answer.content, type=_Models).data if answer.status_code == 200 else []
     except DAMAGED_JSON:

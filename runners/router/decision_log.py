@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -128,11 +129,15 @@ def _describe_damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[
 
 
 def _find_missing(name: str, seqs: Sequence[int]) -> Iterator[Gap]:
-    """Gaps in the pick numbers, which count from 0. A missing end of the log cannot be detected."""
-    if not seqs:
-        return
-    missing = sorted(set(range(seqs[-1] + 1)) - set(seqs))
+    """Gaps in the pick numbers, which count from 0. A missing end of the log cannot be detected.
+
+    A damaged or forged number may be huge: the missing ones are counted, not listed.
+    """
+    held = sorted(set(seqs))
+    before = pairwise((-1, *(seq for seq in held if seq >= 0)))
+    missing = [(low + 1, high - 1) for low, high in before if high - low > 1]
     if missing:
-        yield Gap(name, f"{len(missing)} picks are not in it, between {missing[0]} and {missing[-1]}")
-    if len(set(seqs)) < len(seqs):
-        yield Gap(name, f"{len(seqs) - len(set(seqs))} picks are in it twice")
+        count = sum(last - first + 1 for first, last in missing)
+        yield Gap(name, f"{count} picks are not in it, between {missing[0][0]} and {missing[-1][1]}")
+    if len(held) < len(seqs):
+        yield Gap(name, f"{len(seqs) - len(held)} picks are in it twice")

@@ -12,6 +12,7 @@ import re
 
 import msgspec
 import simdjson
+from xxhash import xxh3_128_hexdigest
 
 from runners.router.prefix_index import TOKEN_BYTES, byte_keys
 
@@ -44,21 +45,22 @@ _NUMBERS = (b"[[", *(b"[%d" % digit for digit in range(10)))
 """The beginning of token ids, of one input or of several (embeddings)."""
 _SEVERAL = re.compile(rb"\[\s*\[")
 """The beginning of several prompts of token ids."""
+_ABSENT = msgspec.Raw(b"")
 
 
 class _Body(msgspec.Struct):
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    messages: msgspec.Raw = msgspec.Raw(b"")
-    input: msgspec.Raw = msgspec.Raw(b"")
-    tools: msgspec.Raw = msgspec.Raw(b"")
-    system: msgspec.Raw = msgspec.Raw(b"")
-    instructions: msgspec.Raw = msgspec.Raw(b"")
-    previous_response_id: msgspec.Raw = msgspec.Raw(b"")
-    session_id: msgspec.Raw = msgspec.Raw(b"")
-    user: msgspec.Raw = msgspec.Raw(b"")
-    max_tokens: msgspec.Raw = msgspec.Raw(b"")
-    max_completion_tokens: msgspec.Raw = msgspec.Raw(b"")
-    max_output_tokens: msgspec.Raw = msgspec.Raw(b"")
+    prompt: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    previous_response_id: msgspec.Raw = _ABSENT
+    session_id: msgspec.Raw = _ABSENT
+    user: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
+    max_output_tokens: msgspec.Raw = _ABSENT
 
 
 _read_body = msgspec.json.Decoder(_Body).decode
@@ -153,8 +155,10 @@ def _read_around_ids(body: bytes) -> tuple[_Body, bytes] | None:
 
 def _read_value(raw: msgspec.Raw) -> object:
     """A text, a number or a truth value; None for any other: a list of lists would take far longer than token ids."""
+    if raw is _ABSENT:  # most fields of most bodies
+        return None
     value = bytes(raw)
-    if not value or value[0] in b"[{":
+    if value[0] in b"[{":
         return None
     try:
         return _read_any(value)
@@ -163,12 +167,19 @@ def _read_value(raw: msgspec.Raw) -> object:
 
 
 def session_name(value: object) -> str:
-    """The session id in a text or a number, cut to SESSION_LIMIT characters; empty for any other value."""
+    """The session id in a text or a number, of at most SESSION_LIMIT characters; empty for any other value.
+
+    A longer one is cut and ends in a hash of the whole: ids that only begin alike are different sessions.
+    """
     if isinstance(value, bytes):
         value = _decode_header(value)
     elif isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    return value.strip()[:SESSION_LIMIT] if isinstance(value, str) else ""
+    name = value.strip() if isinstance(value, str) else ""
+    if len(name) <= SESSION_LIMIT:
+        return name
+    end = f"~{xxh3_128_hexdigest(name.encode('utf-8', 'surrogatepass'))}"
+    return name[: SESSION_LIMIT - len(end)] + end
 
 
 def _decode_header(value: bytes) -> str:

@@ -31,7 +31,7 @@ LIMITS = {
 """NVML's bits of what limits clocks (nvmlClocksEventReason...), but for IDLE: a GPU with nothing to do."""
 MIB = 1 << 20
 NO_DRIVER = "this host has no NVIDIA driver: no GPU is used"
-NO_PACKAGE = "nvidia-ml-py is not installed beside Tracon: `pip install nvidia-ml-py`"
+NO_PACKAGE = "nvidia-ml-py is not in Tracon's environment: `.venv/bin/uv pip install nvidia-ml-py` adds it"
 Devices = Sequence[str]
 """The GPUs of one engine, as CUDA_VISIBLE_DEVICES names them."""
 OnSamples = Callable[[tuple[GpuSample, ...]], object]

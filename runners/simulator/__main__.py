@@ -1,7 +1,7 @@
 """`python -m runners.simulator` runs one simulation after another; each line of its standard input is a SimulationTask.
 
-Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. It ends at once when its
-standard input, a pipe from the parent, reaches its end: the parent died, or has no more simulations.
+Of each, ticks and, last, the outcome or the failure go to standard output as JSON lines. SIGTERM ends it at once. So
+does the end of its standard input, a pipe from the parent: the parent died, or has no more simulations.
 """
 
 from __future__ import annotations
@@ -15,23 +15,17 @@ from typing import NoReturn
 
 import msgspec
 
-from runners.child_process import STDIN, ChildFailure, ParentPipe, read_spec
+from runners.child_process import STDIN, ChildFailure, ParentPipe, accept_sigterm
 from runners.errors import ExitCode, RunnerError
+from runners.simulator.messages import SimulationLine, SimulationTask, SimulationTick, read_simulation_spec
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import (
-    SPEC_VERSION,
-    SimulationError,
-    SimulationLine,
-    SimulationSpec,
-    SimulationTask,
-    SimulationTick,
-)
 
 READ_BYTES = 4096
 
 
 def main() -> NoReturn:
     """Run simulations until standard input ends, which ends the process."""
+    accept_sigterm()  # before the thread begins, which inherits what is blocked
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()
     parent = ParentPipe()
@@ -48,7 +42,7 @@ def _run_task(task: SimulationTask, parent: ParentPipe) -> SimulationLine:
         parent.write_line(SimulationLine(tick=tick))
 
     try:
-        spec = read_spec(Path(task.spec), SimulationSpec, "simulation spec", SimulationError, SPEC_VERSION)
+        spec = read_simulation_spec(Path(task.spec))
         return SimulationLine(outcome=simulate(spec, send_tick, task.pace))
     except RunnerError as error:
         return SimulationLine(failure=ChildFailure.of(error))

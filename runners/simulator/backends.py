@@ -10,12 +10,12 @@ from typing import Protocol
 
 import msgspec
 
+from results.records.simulation_spec import SimulationSpec
 from runners.child_process import ChildProcess, start_child, write_spec
-from runners.simulator.spec import (
+from runners.simulator.messages import (
     SimulationError,
     SimulationLine,
     SimulationOutcome,
-    SimulationSpec,
     SimulationTask,
     SimulationTick,
 )

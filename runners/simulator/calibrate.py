@@ -25,17 +25,19 @@ from scipy.optimize import nnls
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.measures.requests import latency_samples
 from results.measures.step_durations import steps_in_window
+from results.records.count import format_count
 from results.records.frames import Gap, read_cell, read_requests, read_steps
 from results.records.layout import RunLayout, beside_cell
 from results.records.schemas import CellRecord, RequestStatus
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.errors import RunnerError
 from runners.samplers.engine_counters import read_baseline_shape
+from runners.simulator.calibration_gate import HeldOutCell, LoadErrors, RepeatedCell
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.engine import Engine
 from runners.simulator.engine_file import EngineFile
-from runners.simulator.gates import HeldOutCell, LoadErrors
 from runners.simulator.job import Job
-from runners.simulator.step_time import STEADY, Noise, ResidualNoise, StepTime
+from runners.simulator.step_time import STEADY, Noise, ResidualNoise, scale_step
 
 FEWEST_STEPS = 100
 OUTLIERS = 0.99
@@ -144,11 +146,15 @@ class Calibration:
         return {load: self._compare_load(cells, metric) for load, cells in held_out.items()}
 
     def _compare_load(self, held_out: Sequence[CellComparison], metric: str) -> LoadErrors:
-        cells = []
+        cells = list[HeldOutCell]()
         for cell in held_out:
             repeats, error = self._list_repeats_of(cell, metric), cell.error(metric)
-            repetition = statistics.fmean(repeats) if repeats else None
-            cells += [] if error is None else [HeldOutCell(cell.launch, error, repetition)]
+            if error is None:
+                continue
+            if repeats:
+                cells.append(RepeatedCell(cell.launch, error, statistics.fmean(repeats)))
+            else:
+                cells.append(HeldOutCell(cell.launch, error))
         return LoadErrors(tuple(cells))
 
     def _list_repeats_of(self, cell: CellComparison, metric: str) -> list[float]:
@@ -162,7 +168,8 @@ def calibrate(run: Path, config: str = BASELINE) -> Calibration:
     cells = sorted(read_cells(run, config), key=lambda cell: cell.order)
     if len(cells) < 2:
         raise RunnerError(
-            f"{run.name} has {len(cells)} cells of {config} with steps and requests; two are the least",
+            f"{run.name} has {format_count(len(cells), 'cell', 'cells')} of {config} with steps and requests; two are "
+            "the least",
             remedy="name a run of connector-tax with several rates, or another --config",
         )
     fitting = cells[::2]
@@ -342,7 +349,7 @@ def compare_cells(
 
 def compare_cell(cell: Cell, model: EngineModel, residuals: Sequence[float], *, fitted: bool) -> CellComparison:
     """Simulate the cell's arrivals with these residuals as noise, and again with slower steps."""
-    slower = msgspec.structs.replace(model, step=model.step.scale(SLOWER))
+    slower = msgspec.structs.replace(model, step=scale_step(model.step, SLOWER))
     measured = _measure_p90s(cell, cell.requests)
     simulated, later = (_simulate_p90s(cell, one, residuals) for one in (model, slower))
     steepness = [

@@ -34,17 +34,8 @@ from results.statistics.judgement import Judgement, Outcome
 from results.statistics.p_values import state_p
 from runners.errors import RunnerError
 from runners.simulator.calibrate import COMPARED, Calibration, calibrate
-from runners.simulator.gates import (
-    Contention,
-    LoadErrors,
-    LoadValues,
-    Rank,
-    held,
-    judge_apc,
-    judge_errors,
-    judge_rank,
-    measure_contention,
-)
+from runners.simulator.calibration_gate import LoadErrors, judge_errors
+from runners.simulator.gates import Contention, LoadValues, Rank, held, judge_apc, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity, compare_run
 
 RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
@@ -191,10 +182,13 @@ def judge_parity(cells: Sequence[CellParity]) -> Judgement:
     different = sum(parity.different for parity in compared)
     unsure = sum(sum(parity.unsure.values()) for parity in compared)
     from_log = sum(parity.without_index for parity in compared)
-    text = f"{decisions - different} of {decisions} decisions in {len(compared)} cells are equal"
+    cells_compared = format_count(len(compared), "cell", "cells")
+    text = f"{decisions - different} of {decisions} decisions in {cells_compared} are equal"
     text += f"; {unsure} cannot be compared" if unsure else ""
     whole = [cell for cell in cells if cell.parity is None]
-    text += f"; {len(whole)} cells cannot be compared ({whole[0].cell}: {whole[0].reason})" if whole else ""
+    if whole:
+        count = format_count(len(whole), "cell", "cells")
+        text += f"; {count} cannot be compared ({whole[0].cell}: {whole[0].reason})"
     text += f"; of {from_log} the cached tokens are the log's own" if from_log else ""
     text += _name_first_difference(cells)
     if not different and decisions < FEWEST_DECISIONS:

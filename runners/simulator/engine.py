@@ -11,14 +11,11 @@ the end of the step in which it comes.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal
 
-import msgspec
-
+from results.records.simulation_spec import EngineModel
 from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.job_blocks import (
@@ -32,31 +29,15 @@ from runners.simulator.job_blocks import (
     take_prompt,
 )
 from runners.simulator.kv_blocks import KvBlocks
-from runners.simulator.step_time import STEADY, Noise, SharedCores, StepTime, StepWork, prefill_context
-
-
-class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One engine: the time of its steps, and its limits."""
-
-    step: StepTime
-    kv_capacity_tokens: int
-    max_batched_tokens: int = 8192
-    """Tokens computed in one step."""
-    max_sequences: int = 256
-    """Requests that run at once."""
-    frontend_s: float = 0.0
-    """From a request's arrival until it can be scheduled: HTTP, parsing, the way to the engine's process and back."""
-    scheduling: Literal["fcfs", "priority"] = "fcfs"
-    """Which waiting request is admitted first, and which running one is preempted: vLLM's --scheduling-policy."""
-    async_scheduling: bool = False
-    """A step is scheduled while the one before it runs: what arrives meanwhile waits for one step more."""
-
-    def __post_init__(self) -> None:
-        for name in ("kv_capacity_tokens", "max_batched_tokens", "max_sequences"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not (math.isfinite(self.frontend_s) and self.frontend_s >= 0):
-            raise ValueError(f"frontend_s is {self.frontend_s}; it must be a number of seconds, 0 or more")
+from runners.simulator.step_time import (
+    STEADY,
+    Noise,
+    SharedCores,
+    StepWork,
+    predict_decode_s,
+    predict_step_s,
+    prefill_context,
+)
 
 
 class Engine:
@@ -334,8 +315,8 @@ class Engine:
         work, step = self._work, self.model.step
         pace = self._noise.find_factor(steps) * self._slowdown
         if steps == 1:
-            return round(1e9 * pace * step.step_s(*work))
-        return round(1e9 * pace * step.decode_s(steps, work.decode_sequences, work.decode_context))
+            return round(1e9 * pace * predict_step_s(step, work))
+        return round(1e9 * pace * predict_decode_s(step, steps, work.decode_sequences, work.decode_context))
 
     def _cut_stride(self) -> None:
         """Something has come: the steps taken at once end with the one under way now."""

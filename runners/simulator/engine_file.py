@@ -7,33 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from results.records.simulation_spec import EngineModel, Link
 from runners.errors import RunnerError
-from runners.simulator.engine import EngineModel
 
 FOLDER = Path(__file__).with_name("engines")
-
-
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How KV moves from one engine to another: latency_s + bytes / bytes_per_s, one transfer at a time at each end."""
-
-    latency_s: float
-    bytes_per_s: float
-    kv_bytes_per_token: int
-    abort_s: float = 480.0
-    """An engine frees blocks that no other has pulled after it (VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT)."""
-    failure_share: float = 0.0
-    """Share of transfers: no KV comes. The router tries again, or has the target compute."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0 and self.bytes_per_s > 0):
-            raise ValueError("latency_s must be 0 or more, and bytes_per_s above 0")
-        if self.kv_bytes_per_token < 1:
-            raise ValueError("kv_bytes_per_token must be at least 1")
-        if not (self.abort_s > 0 and 0 <= self.failure_share <= 1):
-            raise ValueError("abort_s must be above 0, and failure_share from 0 to 1")
-
-    def transfer_s(self, tokens: int) -> float:
-        return self.latency_s + tokens * self.kv_bytes_per_token / self.bytes_per_s
 
 
 class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

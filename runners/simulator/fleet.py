@@ -10,6 +10,7 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from results.records.router_spec import HealthRules
 from results.records.samples import PromptCounters
+from results.records.simulation_spec import EngineModel, SimulationSpec
 from results.records.turns import EngineSample
 from runners.router.cluster import Cluster, Member
 from runners.router.counts import Counts
@@ -26,9 +27,9 @@ from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.engine import Engine
 from runners.simulator.job import Job, PromptTally
-from runners.simulator.spec import SimulationError, SimulationSpec
+from runners.simulator.messages import SimulationError
 from runners.simulator.step_time import Noise, SharedCores, StepNoise, draw_residuals
 from runners.simulator.transfers import SimulatedTransfers
 

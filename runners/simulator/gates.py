@@ -1,35 +1,29 @@
-"""What a simulation has to show against real runs before a number of it is quoted: calibration, APC and rank.
+"""What a simulation has to show against real runs before a number of it is quoted: APC and rank.
 
-Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing.
-Calibration and APC are decided by intervals: over the loads and launches of cells that were held out of the fit, and
-over trials.
+Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing. The
+third gate of numbers is `calibration_gate`.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from results.records.count import format_count
 from results.records.estimate import Estimate
-from results.records.percent import format_percent
 from results.routing.metrics import metric_named
 from results.statistics.blocks import Together
-from results.statistics.estimates import DRAWS, LEVEL, bound_draws, student_quantile
+from results.statistics.estimates import DRAWS, LEVEL, bound_draws
 from results.statistics.independent import subtract_means
 from results.statistics.judgement import Judgement, Outcome, take_point
 from results.statistics.pairwise import judge_against_best
-from results.statistics.trials import MIN_PAIRED, Measured, Trial, estimate
+from results.statistics.trials import MIN_PAIRED
 
-BIAS_LIMIT = 0.05
-MAPE_ABOVE_REPETITION = 0.05
-"""Share by which the mean absolute error may exceed that of a real cell against its own repetition: five points."""
 APC_LIMIT = 0.02
 """Shares: two points."""
 FEWEST_POLICIES = 6
@@ -63,54 +57,6 @@ class LoadValues:
             for values in (self.real, self.simulated)
         )
         return LoadValues(self.load, real, simulated)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOutCell:
-    """One metric of a real cell that gave no fit, held against its simulation."""
-
-    launch: str
-    """Name of the launch that it was measured on, which no launch of another run has."""
-    error: float
-    """Simulated over measured, less 1."""
-    repetition: float | None = None
-    """Mean absolute error of its real repetitions against it; None = it has none."""
-
-    @property
-    def log_ratio(self) -> float:
-        """Logarithm of simulated over measured. Noise of a real cell raises the mean of `error`, not that of this."""
-        return math.log1p(self.error)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadErrors:
-    """The cells of one load that gave no fit.
-
-    They are one sample: what the model misses of a load, it misses in each of its cells.
-    """
-
-    cells: tuple[HeldOutCell, ...]
-    """At least one."""
-
-    @property
-    def repeated(self) -> tuple[HeldOutCell, ...]:
-        """Those that have a repetition."""
-        return tuple(cell for cell in self.cells if cell.repetition is not None)
-
-    @property
-    def bias(self) -> float:
-        """The geometric mean of simulated over measured, less 1."""
-        return math.expm1(statistics.fmean(cell.log_ratio for cell in self.cells))
-
-    @property
-    def size(self) -> float:
-        """The mean absolute error."""
-        return statistics.fmean(abs(cell.error) for cell in self.cells)
-
-    @property
-    def repetition(self) -> float:
-        """As `size`, of a real cell. Raises StatisticsError for a load that was measured once."""
-        return statistics.fmean(cell.repetition for cell in self.cells if cell.repetition is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,135 +131,7 @@ def held(holds: bool) -> Outcome:
     return Outcome.HOLDS if holds else Outcome.FAILS
 
 
-def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErrors] = ()) -> Judgement:
-    """The simulation of loads that it was not fitted to, held against real cells' repetitions of the same loads.
-
-    Those near saturation are reported and not judged.
-    """
-    title = metric_named(metric).title
-    name = f"calibration of {title}"
-    claim = f"A fitted engine model predicts {title} of cells that it was not fitted to."
-    rule = (
-        "over the loads that are not near saturation, each the mean of its cells, the whole interval of the bias is "
-        f"within {format_percent(BIAS_LIMIT)} on both sides, and that of the mean error less a real cell's against its "
-        f"own repetition at most {MAPE_ABOVE_REPETITION * 100:g} points; fails where one of the two is wholly beyond. "
-        "The intervals hold what varies between loads and between launches"
-    )
-    apart, repeated = _describe_apart(near_saturation), [one for one in loads if one.repeated]
-    if not repeated:
-        lacking = _name_lacking(loads, near_saturation)
-        text = f"{lacking}: there is nothing to hold the error against{apart}"
-        return Judgement(name, claim, rule, Outcome.OPEN, text)
-    bias = _average([_take_values(one.cells, lambda cell: cell.log_ratio) for one in loads]).transform(math.expm1)
-    size = _average([_take_values(one.cells, lambda cell: abs(cell.error)) for one in loads])
-    repetition = _average([_take_values(one.repeated, lambda cell: cell.repetition or 0.0) for one in repeated])
-    excess = _average([_take_values(one.repeated, _exceed_repetition) for one in repeated])
-    limits = ((bias, -BIAS_LIMIT, BIAS_LIMIT), (excess, -math.inf, MAPE_ABOVE_REPETITION))
-    why = _why_no_verdict(loads, repeated)
-    outcome = Outcome.UNDECIDED if why else _join_outcomes([_hold_against(*one) for one in limits])
-    why = why or "; ".join(dict.fromkeys(one.reason for one in (bias, excess) if one.reason))
-    text = (
-        f"bias {bias.percent()}, mean error {format_percent(size.value or 0.0, 1)}, of a real cell against its own "
-        f"repetition {format_percent(repetition.value or 0.0, 1)}, difference {excess.points()}, over "
-        f"{_count_loads(loads)}, {len(repeated)} of them with a repetition{apart}"
-    )
-    return Judgement(
-        name,
-        claim,
-        rule,
-        outcome,
-        f"{why}: {text}" if why else text,
-        bias,
-        {"mean error": size, "repetition": repetition, "excess": excess},
-        quantity="bias",
-        point=str(_join_outcomes([_hold_against(take_point(one), least, most) for one, least, most in limits])),
-    )
-
-
-_LaunchValue = tuple[str, float]
-"""The launch of a cell, and a number of that cell."""
-
-
-def _take_values(cells: Iterable[HeldOutCell], take: Callable[[HeldOutCell], float]) -> list[_LaunchValue]:
-    return [(cell.launch, take(cell)) for cell in cells]
-
-
-def _exceed_repetition(cell: HeldOutCell) -> float:
-    """By how much its error is above that of its repetitions, which it has."""
-    return abs(cell.error) - (cell.repetition or 0.0)
-
-
-def _name_lacking(loads: Sequence[LoadErrors], near_saturation: Sequence[LoadErrors]) -> str:
-    """Why no load that may be judged has a repetition."""
-    if not loads:
-        return "every held-out load is near saturation" if near_saturation else "no cell was held out of the fit"
-    twice = any(one.repeated for one in near_saturation)
-    return "every load that was measured twice is near saturation" if twice else "no load was measured twice"
-
-
-def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
-    """The mean over loads, each the mean of its cells, with an interval from MIN_PAIRED loads and launches on.
-
-    A launch that is faster than others is so under every load: means of loads do not show that spread. The interval
-    adds the two as independent, each by Student's t, and counts the noise of a cell in both.
-    """
-    means = [statistics.fmean(value for _, value in own) for own in loads]
-    over_loads = estimate(_as_measured(dict(enumerate(means))))
-    launches = len({launch for own in loads for launch, _ in own})
-    shared, half = _spread_of_launches(loads, means)
-    over = f"over {format_count(len(loads), 'load', 'loads')} and {format_count(launches, 'launch', 'launches')}"
-    if over_loads.value is None or over_loads.low is None or over_loads.high is None:
-        return replace(over_loads, basis=over)
-    if half is None:
-        count = format_count(shared, "launch shares", "launches share")
-        reason = f"{count} a load with another: an interval needs {MIN_PAIRED}"
-        return replace(over_loads, low=None, high=None, reason=reason, basis=over)
-    low = over_loads.value - math.hypot(over_loads.value - over_loads.low, half)
-    high = over_loads.value + math.hypot(over_loads.high - over_loads.value, half)
-    return replace(over_loads, low=low, high=high, basis=over)
-
-
-def _spread_of_launches(loads: Sequence[Sequence[_LaunchValue]], means: Sequence[float]) -> tuple[int, float | None]:
-    """The number of launches that share a load with another, and half the width of the interval that the spread of
-    launches alone gives the mean over loads; None below MIN_PAIRED of them. `means`: of each load.
-
-    A launch's effect is its mean deviation from the means of the loads that it shares: from the mean of a load of its
-    own it cannot deviate. Its weight is its share of the mean over all loads.
-    """
-    deviations: defaultdict[str, list[float]] = defaultdict(list)
-    weights: defaultdict[str, float] = defaultdict(float)
-    for own, mean in zip(loads, means, strict=True):
-        is_shared = len({launch for launch, _ in own}) > 1
-        for launch, value in own:
-            if is_shared:
-                deviations[launch].append(value - mean)
-            weights[launch] += 1 / (len(own) * len(loads))
-    count = len(deviations)
-    if count < MIN_PAIRED:
-        return count, None
-    spread = statistics.stdev(statistics.fmean(own) for own in deviations.values())
-    error = spread * math.sqrt(math.fsum(weight**2 for weight in weights.values()))
-    return count, student_quantile(count - 1) * error
-
-
-def _count_loads(loads: Sequence[LoadErrors]) -> str:
-    cells = format_count(sum(len(one.cells) for one in loads), "cell", "cells")
-    launches = format_count(len({cell.launch for one in loads for cell in one.cells}), "launch", "launches")
-    return f"{format_count(len(loads), 'load', 'loads')} ({cells} of {launches})"
-
-
-def _why_no_verdict(loads: Sequence[LoadErrors], repeated: Sequence[LoadErrors]) -> str:
-    """Too few loads or launches to see by how much these differ; empty where there are enough."""
-    few = [format_count(len(loads), "held-out load", "held-out loads")] if len(loads) < MIN_PAIRED else []
-    if len(repeated) < MIN_PAIRED:
-        few.append(f"{format_count(len(repeated), 'held-out load', 'held-out loads')} with a repetition")
-    launches = len({cell.launch for one in repeated for cell in one.repeated})
-    if launches < MIN_PAIRED:
-        few.append(f"{format_count(launches, 'launch', 'launches')} with a repetition")
-    return f"{' and '.join(few)}, a verdict needs {MIN_PAIRED}" if few else ""
-
-
-def _hold_against(measured: Estimate, least: float, most: float) -> Outcome:
+def hold_against(measured: Estimate, least: float, most: float) -> Outcome:
     """Whether the whole interval is within both limits, or wholly beyond one."""
     if measured.low is None or measured.high is None:
         return Outcome.UNDECIDED
@@ -322,21 +140,11 @@ def _hold_against(measured: Estimate, least: float, most: float) -> Outcome:
     return Outcome.HOLDS if least <= measured.low and measured.high <= most else Outcome.UNDECIDED
 
 
-def _join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
+def join_outcomes(outcomes: Collection[Outcome]) -> Outcome:
     """Outcome of a rule over several intervals: all must hold, and one that fails is enough."""
     if Outcome.FAILS in outcomes:
         return Outcome.FAILS
     return Outcome.UNDECIDED if Outcome.UNDECIDED in outcomes else Outcome.HOLDS
-
-
-def _describe_apart(loads: Sequence[LoadErrors]) -> str:
-    if not loads:
-        return ""
-    bias, mape = (statistics.fmean(values) for values in zip(*((one.bias, one.size) for one in loads), strict=True))
-    return (
-        f"; not judged: {_count_loads(loads)} near saturation, bias {format_percent(bias, 1, signed=True)}, mean error "
-        f"{format_percent(mape, 1)}"
-    )
 
 
 def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
@@ -359,8 +167,8 @@ def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
         return Judgement("APC", claim, rule, Outcome.OPEN, text)
     level = 1 - (1 - LEVEL) / len(values)
     off = {name: subtract_means(*own, level=level) for name, own in values.items()}
-    outcomes = {name: _hold_against(one, -APC_LIMIT, APC_LIMIT) for name, one in off.items()}
-    outcome = _join_outcomes(outcomes.values())
+    outcomes = {name: hold_against(one, -APC_LIMIT, APC_LIMIT) for name, one in off.items()}
+    outcome = join_outcomes(outcomes.values())
     deciding = [name for name in off if outcomes[name] is outcome]
     worst = max(deciding, key=lambda name: abs(off[name].value or 0.0))
     counted = f"{len(deciding)} of {format_count(len(off), 'cell', 'cells')}"
@@ -370,7 +178,7 @@ def judge_apc(loads: Sequence[LoadValues]) -> Judgement:
         reason += f"; {few} with fewer than {MIN_PAIRED} real or simulated trials, which give no verdict"
     elif off[worst].reason:
         reason += f" ({off[worst].reason})"
-    point = _join_outcomes([_hold_against(take_point(one), -APC_LIMIT, APC_LIMIT) for one in off.values()])
+    point = join_outcomes([hold_against(take_point(one), -APC_LIMIT, APC_LIMIT) for one in off.values()])
     quantity = "simulated - real"
     return Judgement("APC", claim, rule, outcome, reason, off[worst], off, quantity=quantity, point=str(point))
 
@@ -409,9 +217,10 @@ def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:
 
 def _why_not_judged(loads: int, policies: int, tested: int, apart: int) -> str:
     if policies < FEWEST_POLICIES or loads < FEWEST_LOADS:
+        counts = f"{format_count(policies, 'policy', 'policies')} under {format_count(loads, 'load', 'loads')}"
         return (
-            f"{policies} policies under {loads} loads were both measured and simulated; {FEWEST_POLICIES} policies and "
-            f"{FEWEST_LOADS} loads are the least"
+            f"{counts} were both measured and simulated; {FEWEST_POLICIES} policies and {FEWEST_LOADS} loads are the "
+            "least"
         )
     if not tested:
         return f"no pair of policies has {MIN_PAIRED} trials in common"
@@ -445,15 +254,6 @@ def _test_pairs(load: LoadValues) -> dict[tuple[str, str], Together]:
 def _is_told_apart(bounds: Together, loads: int) -> bool:
     """By bounds without 0, and a p-value that holds for all loads at once (Bonferroni)."""
     return (bounds.low > 0 or bounds.high < 0) and bounds.p * loads <= 1 - LEVEL
-
-
-def _as_measured(values: Mapping[int, float]) -> Measured:
-    """Numbers whose spread alone gives an interval: nothing is drawn within one of them."""
-    return Measured({number: Trial(value, 1, _no_draws) for number, value in values.items()})
-
-
-def _no_draws() -> str:
-    return f"an interval needs {MIN_PAIRED} of them"
 
 
 def _sign(values: Values, first: str, second: str) -> int:

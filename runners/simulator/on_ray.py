@@ -6,6 +6,7 @@ Every node needs the same version of Tracon, with its extra `ray`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
 import zlib
 from collections.abc import Callable
@@ -17,20 +18,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from results.records.simulation_spec import SimulationSpec
 from runners.child_process import ChildFailure, write_spec
 from runners.errors import RunnerError
+from runners.simulator.messages import SimulationError, SimulationLine, SimulationOutcome, SimulationTick
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import (
-    SimulationError,
-    SimulationLine,
-    SimulationOutcome,
-    SimulationSpec,
-    SimulationTick,
-)
 
 RETRIES = 10
 """How often Ray runs a task again whose node or process was lost."""
-INSTALL = "install it with `pip install 'tracon[ray]'`, on every node"
+INSTALL = (
+    "on every node, in a clone of the same commit: `.venv/bin/uv pip install --require-hashes --requirements ray.lock`"
+)
 
 
 class RemoteEnd(NamedTuple):
@@ -105,7 +103,7 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
         here = Path(folder)
         paths = [here / name for name in ("trace", "requests", "decisions", "samples")]
         paths[0].write_bytes(trace)
-        local = msgspec.structs.replace(
+        local = replace(
             spec,
             replay=replace(spec.replay, trace_path=str(paths[0]), requests_path=str(paths[1])),
             router=replace(spec.router, decisions_path=str(paths[2]) if spec.router.decisions_path else ""),
@@ -117,7 +115,9 @@ def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes,
             failure = ChildFailure.of(error)
             return RemoteEnd(msgspec.json.encode(SimulationLine(failure=failure)), b"", b"", b"")
         written = (zlib.compress(path.read_bytes(), 1) if path.exists() else b"" for path in paths[1:])
-        return RemoteEnd(msgspec.json.encode(line), *written)
+        end = RemoteEnd(msgspec.json.encode(line), *written)
+    gc.collect()  # what a simulation leaves is in cycles, which its worker would hold until the next task
+    return end
 
 
 def take_end(end: RemoteEnd, spec: SimulationSpec) -> SimulationOutcome:

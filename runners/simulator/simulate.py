@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from results.records.simulation_spec import SimulationSpec
 from results.records.turns import EngineSample
 from runners.load.recent_latencies import LIVE_WINDOW_S
 from runners.load.replay_plan import read_pace
@@ -19,8 +20,8 @@ from runners.router.policies import make_policy
 from runners.router.tick import make_tick
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.fleet import DecisionFile, Fleet
+from runners.simulator.messages import SimulationError, SimulationOutcome, SimulationTick
 from runners.simulator.replay import SimulatedReplay
-from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
 from runners.simulator.workload import Workload, make_workload
 from runners.trace.formats import open_trace
 

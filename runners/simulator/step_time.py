@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-import msgspec
 import numpy as np
+
+from results.records.simulation_spec import StepTime
 
 DRAWN_AT_ONCE = 1024
 FORGET_AT = 1024
@@ -26,49 +26,28 @@ class StepWork(NamedTuple):
     decode_context: int
 
 
-class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of a step, linear in its work.
+def predict_step_s(step: StepTime, work: StepWork) -> float:
+    """How long a step with this work takes."""
+    return (
+        step.base_s
+        + step.prefill_token_s * work.prefill_tokens
+        + step.prefill_context_s * work.prefill_context
+        + step.decode_sequence_s * work.decode_sequences
+        + step.decode_context_s * work.decode_context
+    )
 
-    step_s = base_s + prefill_token_s * P + prefill_context_s * C + decode_sequence_s * D + decode_context_s * R
 
-    P: prompt tokens computed in the step. C: the sum, over those tokens, of the tokens each attends to. D: sequences
-    that decode one token. R: KV tokens that these read.
-    """
+def predict_decode_s(step: StepTime, steps: int, sequences: int, context: int) -> float:
+    """`steps` steps in a row in which the same sequences decode; `context`: KV tokens that the first one reads."""
+    grown = sequences * steps * (steps - 1) / 2
+    return steps * (step.base_s + step.decode_sequence_s * sequences) + step.decode_context_s * (
+        context * steps + grown
+    )
 
-    base_s: float
-    prefill_token_s: float
-    decode_sequence_s: float
-    prefill_context_s: float = 0.0
-    decode_context_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is {value}; it must be a number of seconds, 0 or more")
-        if self.base_s + self.decode_sequence_s <= 0 or self.base_s + self.prefill_token_s <= 0:
-            raise ValueError("a step takes no time: give base_s, or prefill_token_s and decode_sequence_s")
-
-    def scale(self, factor: float) -> StepTime:
-        """Every step takes `factor` times as long."""
-        return StepTime(*(getattr(self, name) * factor for name in self.__struct_fields__))
-
-    def step_s(self, prefill_tokens: int, prefill_context: float, decode_sequences: int, decode_context: int) -> float:
-        """One step; the arguments are P, C, D and R."""
-        return (
-            self.base_s
-            + self.prefill_token_s * prefill_tokens
-            + self.prefill_context_s * prefill_context
-            + self.decode_sequence_s * decode_sequences
-            + self.decode_context_s * decode_context
-        )
-
-    def decode_s(self, steps: int, sequences: int, context: int) -> float:
-        """`steps` steps in a row in which the same sequences decode; `context`: KV tokens that the first one reads."""
-        grown = sequences * steps * (steps - 1) / 2
-        return steps * (self.base_s + self.decode_sequence_s * sequences) + self.decode_context_s * (
-            context * steps + grown
-        )
+def scale_step(step: StepTime, factor: float) -> StepTime:
+    """Every step takes `factor` times as long."""
+    return StepTime(*(getattr(step, name) * factor for name in step.__struct_fields__))
 
 
 class Noise(Protocol):

@@ -16,12 +16,12 @@ from functools import partial
 
 from results.records.decisions import KvTransfer
 from results.records.router_spec import InstanceSpec, TransferRules
+from results.records.simulation_spec import Link
 from runners.router.driver import Timer
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.simulator.clock import SimulatedClock
 from runners.simulator.engine import Engine
-from runners.simulator.engine_file import Link
 from runners.simulator.job import Job
 
 
@@ -189,7 +189,7 @@ class SimulatedTransfers:
         assert self._link is not None
         source, target = movement.transfer.source, movement.transfer.target
         free_ns = max(self.now_ns(), *(self._link_free_ns.get(end, 0) for end in (source, target)))
-        end_ns = free_ns + round(1e9 * self._link.transfer_s(job.input_tokens - job.computed))
+        end_ns = free_ns + round(1e9 * predict_transfer_s(self._link, job.input_tokens - job.computed))
         self._link_free_ns[source] = self._link_free_ns[target] = end_ns
         self._clock.call_at(end_ns, partial(self._end_carriage, movement, job, fail))
 
@@ -287,3 +287,8 @@ def _finish(movement: Movement, done: Callable[[Movement], None]) -> None:
 
 def _nothing() -> None:
     """A prefill request's first token is its last."""
+
+
+def predict_transfer_s(link: Link, tokens: int) -> float:
+    """How long the KV of this many tokens takes on a free link."""
+    return link.latency_s + tokens * link.kv_bytes_per_token / link.bytes_per_s

@@ -76,11 +76,11 @@ class LoadErrors:
 
 @dataclass(frozen=True, slots=True)
 class IndexErrors:
-    """What the processes' prefix indexes make of the instances' caches; shares, 0 to 1."""
+    """What the processes' prefix indexes make of the instances' caches; shares, 0 to 1, None = a share of nothing."""
 
-    true: float
-    missed: float
-    hit: float
+    true: float | None
+    missed: float | None
+    hit: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +197,14 @@ def measure_index(
             hit_tokens += cached if name == event.decision.instance else 0
         prompt_tokens += len(prompt)
     return IndexErrors(
-        true=agreed_tokens / believed_tokens,
-        missed=1 - agreed_tokens / cached_tokens,
-        hit=hit_tokens / prompt_tokens,
+        true=share(agreed_tokens, believed_tokens),
+        missed=share(cached_tokens - agreed_tokens, cached_tokens),
+        hit=share(hit_tokens, prompt_tokens),
     )
+
+
+def share(tokens: int, of_tokens: int) -> float | None:
+    return tokens / of_tokens if of_tokens else None
 
 
 async def drive(url: str, options: argparse.Namespace) -> int:
@@ -262,6 +266,10 @@ async def measure(
     truths = {name: server.take_rows() for name, server in zip(INSTANCES, servers, strict=True)}
     arrivals = list_arrivals(truths)
     prompts = {truth.request_id: truth.prompt for rows in truths.values() for truth in rows}
+    if not picks:
+        raise SystemExit(
+            f"{policy}, {processes} processes: no request was routed, {failed} failed: nothing is measured"
+        )
     known = [record for record in picks if record.request.request in prompts]
     return Row(
         policy, processes, len(picks), failed, measure_loads(picks, processes), measure_index(known, arrivals, prompts)
@@ -289,9 +297,13 @@ def describe_row(row: Row) -> str:
     return (
         f"{row.policy}, {row.processes} processes: {row.requests} picks, {row.failed} failed; loads: "
         f"{loads.in_flight:.1f} in flight per instance, error {loads.error:.2f}, fewest {100 * loads.fewest:.0f} %, "
-        f"spread {loads.spread:.2f}; index: true {100 * index.true:.1f} %, missed {100 * index.missed:.1f} %, "
-        f"hit {100 * index.hit:.1f} %"
+        f"spread {loads.spread:.2f}; index: true {describe_share(index.true)}, missed {describe_share(index.missed)}, "
+        f"hit {describe_share(index.hit)}"
     )
+
+
+def describe_share(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.1f} %"
 
 
 def main() -> None:

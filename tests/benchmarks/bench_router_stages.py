@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, process_time_ns
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvloop
 
@@ -50,7 +50,7 @@ from runners.router.instances.upstream import Caller, InstanceConnection, Pool
 from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
 from runners.router.prefix_index import TOKEN_BYTES, PrefixIndex, byte_keys, pack_tokens
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
 from runners.router.server.log import RecordFile
 from runners.router.server.proxy import Proxy
 from runners.router.server.serve import COLLECT_AFTER
@@ -59,6 +59,9 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import KvTransport
 from runners.target import Target
+
+if TYPE_CHECKING:
+    from runners.router.server.http_message import HttpRequest  # an older tree has it elsewhere
 
 BLOCK = 16
 SESSIONS = 64

@@ -33,9 +33,10 @@ import numpy as np
 
 from results.records.load_specs import ReplaySpec
 from results.records.router_spec import InstanceSpec, RouterSpec
+from results.records.simulation_spec import SimulationSpec
 from runners.simulator.engine_file import read_engine
+from runners.simulator.messages import read_simulation_spec
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationSpec
 from runners.trace.formats.mooncake import BLOCK_TOKENS
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace
@@ -112,7 +113,7 @@ def make_spec(trace: Path, folder: Path, policy: str, instances: int, block: int
 
 def measure_spec(path: Path) -> dict[str, Any]:
     """Simulate the spec in this process."""
-    spec = msgspec.json.decode(path.read_bytes(), type=SimulationSpec)
+    spec = read_simulation_spec(path)
     begin_s, wall_s = time.process_time(), time.perf_counter()
     outcome = simulate(spec, lambda tick: None)
     row = {"cpu_s": time.process_time() - begin_s, "wall_s": time.perf_counter() - wall_s}

@@ -7,7 +7,18 @@ from collections.abc import Mapping
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
-from tests.benchmarks.bench_router_processes import BLOCK, Arrival, BlockCache, chain_blocks, make_prompt, measure_index
+from tests.benchmarks.bench_router_processes import (
+    BLOCK,
+    Arrival,
+    BlockCache,
+    IndexErrors,
+    LoadErrors,
+    Row,
+    chain_blocks,
+    describe_row,
+    make_prompt,
+    measure_index,
+)
 
 PROMPTS = {f"r{turn}": make_prompt(session=0, document=0, turn=turn) for turn in range(2)}
 
@@ -32,6 +43,16 @@ def test_what_was_evicted_or_never_arrived_is_believed_in_vain() -> None:
     picks = [make_pick(20, "r1", "i0", {"i0": tokens, "i1": tokens})]
     errors = measure_index(picks, [Arrival(10, "i0", "r0"), Arrival(40, "i1", "r0")], PROMPTS)
     assert (errors.true, errors.missed) == (0.5, 0.0)
+
+
+def test_there_is_no_share_of_what_no_process_believes_and_no_instance_has() -> None:
+    believes_nothing = measure_index([make_pick(20, "r1", "i0", {})], [Arrival(10, "i0", "r0")], PROMPTS)
+    assert (believes_nothing.true, believes_nothing.missed) == (None, 1.0)
+    nothing_arrived = measure_index([make_pick(20, "r1", "i0", {"i0": BLOCK})], [], PROMPTS)
+    assert nothing_arrived == IndexErrors(true=0.0, missed=None, hit=0.0)
+    assert measure_index([], [], PROMPTS) == IndexErrors(None, None, None)
+    row = Row("load_only", 2, 1, 0, LoadErrors(0.0, 0.0, 1.0, 4.0), believes_nothing)
+    assert "index: true -, missed 100.0 %" in describe_row(row)
 
 
 def test_a_prompts_last_token_is_never_cached() -> None:

@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 
 from runners.router.instances.upstream import HEAD_LIMIT_BYTES
 from runners.router.server import front
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest
 from tests.examples import examples
 from tests.fuzz.mutations import mutated
 from tests.runners.router.server.test_hostile import Holding, connected

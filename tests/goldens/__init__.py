@@ -1,8 +1,8 @@
-"""A small real run of each experiment, and all that the analysis and the commands say of it, frozen.
+"""A small run of each experiment, and all that the analysis and the commands say of it, frozen.
 
 A refactoring keeps every number. Each folder holds:
 
-    run.tar.xz     the raw artifacts of one run on real engines (golden.toml says which)
+    run.tar.xz     the raw artifacts of one run (golden.toml says which), of `capacity` a simulated one, else on engines
     expected/      what `tracon report --again` writes, and what report, status, compare, why, session and whatif print
     fields.txt     every field of every artifact, raw or written, by name
     renames.toml   fields and words that a change renames: old name -> new name

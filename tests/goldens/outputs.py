@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from runners.cli import app
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
-EXPERIMENTS = ("connector-tax", "connector-tax-confirm", "routing", "pd-lifecycle")
+EXPERIMENTS = ("connector-tax", "connector-tax-confirm", "routing", "pd-lifecycle", "capacity")
 """Names of the fixtures: of an experiment, and of a preset behind it."""
 ROUTED_CELL = "EAR/trial_0"
 """Where `why`, `session` and `whatif` look in the routing fixture: its sessions migrate."""
@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "whatif": ["whatif", "RUN", "--policy", "lmetric", "--cell", ROUTED_CELL, "--json"],
     },
     "pd-lifecycle": {"compare": COMPARE},
+    "capacity": {},
 }
 """Beside report and status; RUN stands for the run's folder."""
 LONG_ROWS, LONG_BYTES = 10, 12_000
@@ -221,7 +222,9 @@ def artifact_kind(path: Path, run: Path) -> str:
     """The path below the run's folder with `*` for what differs between files of one kind."""
     kind = str(path.relative_to(run))
     for pattern, shown in (
-        (r"^results/[^/]+/", "results/*/"),
+        (r"^results/points/[^/]+/[^/]+\.", "results/points/*/*_*."),
+        (r"^results/(?!points/)[^/]+/", "results/*/"),
+        (r"^trace/\d+/", "trace/*/"),
         (r"/(trial_|C)\d[^/]*/", r"/\1*/"),
         (r"/engines/[^/]+/", "/engines/*/"),
         (r"/rings/[^/]+/", "/rings/*/"),

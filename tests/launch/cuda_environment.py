@@ -10,10 +10,10 @@ from typing import Any
 
 from launch.builtin_models import write_builtin
 from launch.command import LaunchSpec, build_launch
-from launch.connector_modules import CONNECTORS, list_modules
 from launch.doctor import DRIVER_LIBRARY
 from launch.environment import Engine
 from launch.gpu_fit import DEFAULT_REQUESTS
+from launch.install_plan import CONNECTORS, list_modules
 from launch.profile import config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.cuda_settings import MARK

@@ -15,6 +15,7 @@ from launch.doctor_rows import OK
 from launch.gpu_checks import read_torch_cuda
 from launch.install import install
 from launch.install_plan import DISK_BYTES, lock_file
+from tests.fake_gpus import cuda_profile
 from tests.launch.cuda_environment import import_modules, settle_launches
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
@@ -41,7 +42,7 @@ def test_the_cuda_environment_installs_and_imports_without_a_gpu(
     assert engine.versions["vllm"] == "0.32.0"
     assert read_torch_cuda(engine.site_packages) == "13.0"
     assert {name: why for name, why in engine.imports.items() if why and "libcuda.so.1" not in why} == {}
-    rows = {row.what: row for row in examine("cuda", {}).rows}
+    rows = {row.what: row for row in examine(cuda_profile(), {}).rows}
     assert {name: rows[name].state for name in ("engine", "vLLM", "torch", "hooks")} == dict.fromkeys(
         ("engine", "vLLM", "torch", "hooks"), OK
     )

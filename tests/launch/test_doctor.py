@@ -8,6 +8,7 @@ import shutil
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launch import doctor
@@ -19,8 +20,11 @@ from launch.host_checks import PORTS_LOOKED_AT, check_libc
 from launch.install_plan import lock_file
 from launch.libraries import SYSTEM_LIBRARIES, LibraryState
 from launch.patching import apply
+from launch.profile import load_profile
+from tests.fake_gpus import cuda_profile
 from tests.launch import fake_uv
 
+CPU, CUDA = load_profile("cpu-tiny"), cuda_profile()
 REQUIRES = {
     "plain": (),
     "noop_connector": ("patches",),
@@ -52,7 +56,7 @@ def can_run(report: DoctorReport) -> dict[str, bool]:
 
 def test_without_an_engine_every_config_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    report = examine("cpu", REQUIRES)
+    report = examine(CPU, REQUIRES)
     assert rows(report)["engine"].state == MISSING
     assert not report.ok
     for config in report.configs:
@@ -62,7 +66,7 @@ def test_without_an_engine_every_config_says_how_to_get_one(tmp_path: Path, monk
 
 
 def test_a_config_can_run_where_what_it_needs_works(python: Path) -> None:
-    report = examine("cpu", REQUIRES, engine_python=python)
+    report = examine(CPU, REQUIRES, engine_python=python)
     assert can_run(report) == {
         "plain": True, "noop_connector": True, "mooncake_both": True, "nixl_both": True,
         "lmcache_only": False, "multi_mooncake_lmcache": False,
@@ -76,7 +80,7 @@ def test_a_config_can_run_where_what_it_needs_works(python: Path) -> None:
 def test_a_package_that_is_not_there_is_named(python: Path) -> None:
     packages = python.parent.parent / "lib" / "python3.11" / "site-packages"
     shutil.rmtree(next(packages.glob("nixl-*.dist-info")))
-    report = examine("cpu", REQUIRES, engine_python=python)
+    report = examine(CPU, REQUIRES, engine_python=python)
     assert rows(report)["nixl"].state == MISSING
     assert rows(report)["nixl"].remedy == f"`{python} -m pip install nixl`"
     assert not can_run(report)["nixl_both"]
@@ -87,7 +91,7 @@ def test_a_library_that_nobody_has_stops_what_needs_it(python: Path, monkeypatch
     verbs = next(library for library in SYSTEM_LIBRARIES["cpu"] if library.soname == "libibverbs.so.1")
     monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((verbs,), ()))
     monkeypatch.setattr(doctor, "loadable", lambda soname: soname != verbs.soname)
-    report = examine("cpu", REQUIRES, engine_python=python)
+    report = examine(CPU, REQUIRES, engine_python=python)
     assert rows(report)["system libraries"] == Row(
         "system libraries", MISSING, "libibverbs.so.1", "apt-get install libibverbs1"
     )
@@ -98,11 +102,11 @@ def test_a_library_that_nobody_has_stops_what_needs_it(python: Path, monkeypatch
 
 
 def test_patches_are_told_apart_absent_there_and_changed(python: Path) -> None:
-    assert rows(examine("cpu", {}, engine_python=python))["patches"].state == WARN
+    assert rows(examine(CPU, {}, engine_python=python))["patches"].state == WARN
     done = apply(python)
-    assert rows(examine("cpu", {}, engine_python=python))["patches"].state == OK
+    assert rows(examine(CPU, {}, engine_python=python))["patches"].state == OK
     (Path(done.site_packages) / "tracon_patches" / "plugin.py").write_text("")
-    row = rows(examine("cpu", {}, engine_python=python))["patches"]
+    row = rows(examine(CPU, {}, engine_python=python))["patches"]
     assert row.state == WARN
     assert "plugin.py" in row.detail
     assert f"tracon patch apply --kind cpu --engine-python {python}" in row.remedy
@@ -115,7 +119,7 @@ def test_patches_that_cannot_be_applied_stop_what_needs_them(python: Path, monke
         return mode != os.W_OK and writable(path, mode)
 
     monkeypatch.setattr("os.access", access)
-    report = examine("cpu", REQUIRES, engine_python=python)
+    report = examine(CPU, REQUIRES, engine_python=python)
     assert can_run(report)["plain"]
     assert not can_run(report)["noop_connector"]
 
@@ -126,7 +130,8 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        row = rows(examine("cpu", {}, port_base=max(1024, port - PORTS_LOOKED_AT + 1)))["ports"]
+        launch = msgspec.structs.replace(CPU.launch, port_base=max(1024, port - PORTS_LOOKED_AT + 1))
+        row = rows(examine(msgspec.structs.replace(CPU, launch=launch), {}))["ports"]
     assert row.state == WARN
     assert str(port) in row.detail
     assert "port_base" in row.remedy
@@ -136,11 +141,11 @@ def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeyp
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "list_gpus", lambda: "no nvidia-smi")
     monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
-    assert rows(examine("cpu", {}))["GPU"].state == OK
-    assert rows(examine("cuda", {}))["GPU"].state == MISSING
-    assert rows(examine("cuda", {}))["RDMA"].state == WARN
+    assert rows(examine(CPU, {}))["GPU"].state == OK
+    assert rows(examine(CUDA, {}))["GPU"].state == MISSING
+    assert rows(examine(CUDA, {}))["RDMA"].state == WARN
     (tmp_path / "none" / "mlx5_0").mkdir(parents=True)
-    assert rows(examine("cpu", {}))["RDMA"] == Row("RDMA", OK, "mlx5_0")
+    assert rows(examine(CPU, {}))["RDMA"] == Row("RDMA", OK, "mlx5_0")
 
 
 def test_gpus_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,24 +155,24 @@ def test_gpus_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert rows(examine("cuda", {}))["GPU"] == Row("GPU", OK, "2 (NVIDIA H20)")
+    assert rows(examine(CUDA, {}))["GPU"] == Row("GPU", OK, "2 (NVIDIA H20)")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
-    assert rows(examine("cuda", {}))["GPU"] == Row("GPU", OK, "1 of 2 (NVIDIA H20): CUDA_VISIBLE_DEVICES=GPU-2")
+    assert rows(examine(CUDA, {}))["GPU"] == Row("GPU", OK, "1 of 2 (NVIDIA H20): CUDA_VISIBLE_DEVICES=GPU-2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    row = rows(examine("cuda", {}))["GPU"]
+    row = rows(examine(CUDA, {}))["GPU"]
     assert (row.state, row.detail) == (MISSING, "CUDA_VISIBLE_DEVICES=2 names none of the 2 GPUs of this host")
 
 
 def test_a_disk_without_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "RUN_BYTES", 10**18)
-    row = rows(examine("cpu", {}, workspace=tmp_path / "not" / "yet"))["disk for runs"]
+    row = rows(examine(CPU, {}, workspace=tmp_path / "not" / "yet"))["disk for runs"]
     assert row.state == MISSING
     assert "1000000000 GB needed" in row.detail
 
 
 def test_json_holds_all_of_it(python: Path) -> None:
-    report = examine("cpu", REQUIRES, engine_python=python)
+    report = examine(CPU, REQUIRES, engine_python=python)
     document = json.loads(json.dumps(to_json(report)))
     assert document["kind"] == "cpu"
     assert document["ok"] is report.ok
@@ -178,12 +183,12 @@ def test_json_holds_all_of_it(python: Path) -> None:
 
 
 def test_a_need_that_is_not_known_is_not_taken_for_met(python: Path) -> None:
-    report = examine("cpu", {"new": ("warp_drive",)}, engine_python=python)
+    report = examine(CPU, {"new": ("warp_drive",)}, engine_python=python)
     assert report.configs[0].missing == ("warp_drive",)
 
 
 def test_only_what_is_named_is_reported(python: Path) -> None:
-    report = examine("cpu", {"plain": (), "mooncake_both": ("mooncake",)}, engine_python=python)
+    report = examine(CPU, {"plain": (), "mooncake_both": ("mooncake",)}, engine_python=python)
     row = narrow_report(report, ["GPU"])
     assert ([one.what for one in row.rows], row.configs) == (["GPU"], ())
     assert narrow_report(report, ["gpu"]) == row
@@ -223,18 +228,18 @@ def stub_lmcache(python: Path, **modules: str) -> Path:
 def test_a_cuda_engine_needs_the_kernels_of_lmcache(python: Path, modules: dict[str, str], error: str) -> None:
     """Without them LMCache still moves KV, by other code than the one to measure."""
     stub_lmcache(python, **modules)
-    row = rows(examine("cuda", {}, engine_python=python))["lmcache"]
+    row = rows(examine(CUDA, {}, engine_python=python))["lmcache"]
     assert row.state == MISSING
     assert error in row.detail
     assert f"import torch, {ADAPTER}, lmcache." in row.remedy
-    assert rows(examine("cpu", {}, engine_python=python))["lmcache"].state == OK
+    assert rows(examine(CPU, {}, engine_python=python))["lmcache"].state == OK
 
 
 def test_a_cuda_engine_needs_the_adapter_of_lmcache_that_vllm_loads(python: Path) -> None:
     folder = stub_lmcache(python, cuda_ops="")
-    assert rows(examine("cuda", {}, engine_python=python))["lmcache"].state == OK
+    assert rows(examine(CUDA, {}, engine_python=python))["lmcache"].state == OK
     (folder / "integration" / "vllm" / "vllm_v1_adapter.py").write_text("import vllm.absent\n")
-    row = rows(examine("cuda", {}, engine_python=python))["lmcache"]
+    row = rows(examine(CUDA, {}, engine_python=python))["lmcache"]
     assert row.state == MISSING
     assert "vllm.absent" in row.detail
 
@@ -269,6 +274,6 @@ def test_an_old_glibc_stops_before_the_download_for_cuda(
 
 def test_the_version_of_glibc_matters_to_an_install_alone(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.28"))
-    assert rows(examine("cuda", {}, before_install=True))["glibc"].state == MISSING
-    assert "glibc" not in rows(examine("cuda", {}, engine_python=python))
-    assert "glibc" not in rows(examine("cpu", {}, before_install=True))
+    assert rows(examine(CUDA, {}, before_install=True))["glibc"].state == MISSING
+    assert "glibc" not in rows(examine(CUDA, {}, engine_python=python))
+    assert "glibc" not in rows(examine(CPU, {}, before_install=True))

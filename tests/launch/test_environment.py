@@ -132,6 +132,17 @@ def test_a_damaged_environment_is_refused_and_built_again(installer: Installer) 
     assert "nixl" in install("cpu").versions
 
 
+def test_a_missing_environment_is_no_dead_end_where_another_kind_is_built(installer: Installer) -> None:
+    with pytest.raises(EngineMissing) as alone:
+        find_engine("cpu")
+    assert "--profile" not in alone.value.remedy
+    install("cuda")
+    with pytest.raises(EngineMissing) as caught:
+        find_engine("cpu")
+    assert "to use the cuda environment" in caught.value.remedy
+    assert "--profile" in caught.value.remedy
+
+
 def test_what_an_install_killed_half_way_left_is_not_taken_for_an_engine(installer: Installer) -> None:
     name = install("cpu").root.name
     engines = installer.home / "engines"

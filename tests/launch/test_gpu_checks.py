@@ -15,7 +15,7 @@ from launch.environment import Engine
 from launch.gpu_checks import check_cuda_host, check_driver, read_driver, read_gpus
 from launch.gpu_fit import LOGIT_BYTES, estimate_engine_bytes
 from launch.profile import PROFILES_FOLDER, load_profile
-from tests.fake_gpus import DRIVER_TEXT, FakeGpu, make_host
+from tests.fake_gpus import DRIVER_TEXT, FakeGpu, cuda_profile, make_host
 
 CODER = "h200-qwen3-coder-30b-dummy"
 CODER_LINES = (PROFILES_FOLDER / f"{CODER}.toml").read_text().splitlines()
@@ -33,7 +33,7 @@ def make_engine(tmp_path: Path, cuda: str = "'13.0'", flash: tuple[int, ...] = (
 
 
 def rows_of(tmp_path: Path, engine: Engine | None, share: float | None = 0.9) -> dict[str, Row]:
-    found = check_cuda_host(engine, share, tmp_path / "gpu-host" / "infiniband")
+    found = check_cuda_host(engine, tmp_path / "gpu-host" / "infiniband", cuda_profile(share))
     return {row.what: row for row in found}
 
 
@@ -110,7 +110,7 @@ def test_an_old_driver_with_a_newer_libcuda_is_a_warning_with_what_to_set(
 
 def missing_before_install(tmp_path: Path) -> dict[str, str]:
     """What is missing before an install, with the detail."""
-    report = examine("cuda", {}, workspace=tmp_path, before_install=True)
+    report = examine(cuda_profile(), {}, workspace=tmp_path, before_install=True)
     assert "engine" not in {row.what for row in report.rows}
     return {row.what: row.detail for row in report.rows if row.state == MISSING}
 
@@ -264,7 +264,7 @@ def test_only_configs_with_mooncake_need_an_adapter_that_reaches_the_gpu(
     ok = dict.fromkeys(("vllm", "torch", "mooncake", "nixl"), Row("x", OK, ""))
     monkeypatch.setattr(doctor, "_check_engine", lambda *_: (make_engine(tmp_path), Row("engine", OK, "")))
     monkeypatch.setattr(doctor, "_check_components", lambda _engine: ok)
-    configs = examine("cuda", {"nixl_both": ("nixl",), "mooncake_both": ("mooncake",)}).configs
+    configs = examine(cuda_profile(), {"nixl_both": ("nixl",), "mooncake_both": ("mooncake",)}).configs
     assert {config.config: config.missing for config in configs} == {"nixl_both": (), "mooncake_both": ("RDMA",)}
 
 
@@ -273,7 +273,7 @@ def test_a_host_without_gpus_has_every_row_with_its_remedy(tmp_path: Path, monke
     monkeypatch.setattr(gpu_checks, "DRIVER", tmp_path / "none")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     assert read_gpus() == ()
-    report = examine("cuda", {}, gpu_memory_share=0.9)
+    report = examine(cuda_profile(0.9), {})
     rows = {row.what: row for row in report.rows}
     for what in ("engine", "GPU", "driver and CUDA", "GPU memory", "RDMA"):
         assert rows[what].state in (MISSING, WARN)
@@ -292,7 +292,7 @@ def test_a_gpu_that_the_model_does_not_fit_into_is_missing(
 ) -> None:
     """Weights, and the KV of a request of 200,000 tokens, on an H100 and an H200."""
     make_host(tmp_path, monkeypatch, FakeGpu(used=0, total=total_mib << 20))
-    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(CODER), before_install=True)
+    report = examine(load_profile(CODER), {}, before_install=True)
     row = {row.what: row for row in report.rows}["GPU memory"]
     assert row.state == state
     assert ("GPU_PROFILE=h200-qwen3-0.6b-dummy" in row.remedy) == (state == MISSING)
@@ -302,7 +302,7 @@ H100, A100 = FakeGpu(used=0, total=81_559 << 20), FakeGpu(used=0, total=40_960 <
 
 
 def check_memory(profile: str) -> Row:
-    report = examine("cuda", {}, gpu_memory_share=0.9, profile=load_profile(profile), before_install=True)
+    report = examine(load_profile(profile), {}, before_install=True)
     return {row.what: row for row in report.rows}["GPU memory"]
 
 

@@ -83,7 +83,7 @@ def test_nixls_proof_cannot_share_a_gpu_that_takes_one_process(
     ok = dict.fromkeys(("vllm", "torch", "nixl"), Row("x", OK, ""))
     monkeypatch.setattr(doctor, "_check_engine", lambda *_: (engine, Row("engine", OK, "")))
     monkeypatch.setattr(doctor, "_check_components", lambda _engine: ok)
-    report = examine("cuda", CONFIGS, profile=load_profile("h200-qwen3-0.6b-dummy"))
+    report = examine(load_profile("h200-qwen3-0.6b-dummy"), CONFIGS)
     row = {row.what: row for row in report.rows}.get("GPU sharing")
     missing = {config.config: config.missing for config in report.configs}
     assert missing == {"plain": (), "nixl_both": ("GPU sharing",) if shared else ()}

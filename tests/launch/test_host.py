@@ -16,6 +16,7 @@ from launch.cache_folders import cache_env
 from launch.doctor_rows import OK, WARN
 from launch.environment import capture
 from launch.host import Host, Limits, read_host, read_limits
+from launch.profile import load_profile
 from tests.launch.engines import ENGINE
 
 GB = 1_000_000_000
@@ -95,7 +96,7 @@ def test_the_doctor_and_the_artifacts_name_limits_and_remedy(tmp_path: Path, mon
     host = Host(64, 128, 2 * GB, GB, Limits(1.5, 2 * GB, GB))
     monkeypatch.setattr("launch.host_checks.read_host", lambda: host)
     monkeypatch.setattr("launch.environment.read_host", lambda: host)
-    rows = {row.what: row for row in doctor.examine("cpu", {}).rows}
+    rows = {row.what: row for row in doctor.examine(load_profile("cpu-tiny"), {}).rows}
     assert rows["memory"].state == WARN
     assert "1.0 of 2.0 GB" in rows["memory"].detail
     assert "memory limit" in rows["memory"].remedy
@@ -113,7 +114,7 @@ def test_any_number_of_cores_is_fine(cores: int, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr("launch.host.read_limits", lambda *_: Limits())
-    row = next(row for row in doctor.examine("cpu", {}).rows if row.what == "CPU")
+    row = next(row for row in doctor.examine(load_profile("cpu-tiny"), {}).rows if row.what == "CPU")
     assert row.state == OK
     assert row.detail.endswith(f", {cores} cores")
 

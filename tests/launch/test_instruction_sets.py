@@ -13,6 +13,8 @@ from launch.doctor import examine, to_json
 from launch.doctor_rows import MISSING, OK
 from launch.environment import find_engine
 from launch.instruction_sets import Part, describe_parts, read_flags
+from launch.profile import load_profile
+from tests.fake_gpus import cuda_profile
 
 HASWELL = frozenset({"avx2", "fma", "f16c"})
 SKYLAKE = HASWELL | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -54,13 +56,14 @@ def test_a_part_says_what_it_picks_and_what_it_lacks(flags: frozenset[str], kern
 def test_without_avx2_no_build_fits_and_the_doctor_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "read_flags", lambda: frozenset({"sse4_2", "avx", "f16c"}))
-    report = examine("cpu", {})
+    report = examine(load_profile("cpu-tiny"), {})
     row = next(row for row in report.rows if row.what == "vLLM kernels")
     assert row.state == MISSING
     assert "avx2, fma" in row.detail
     assert "AVX2" in row.remedy
     assert not report.ok
-    assert not [row for row in examine("cuda", {}).rows if row.what == "vLLM kernels"], "a GPU's kernels are others"
+    on_gpu = [row.what for row in examine(cuda_profile(), {}).rows]
+    assert "vLLM kernels" not in on_gpu, "a GPU's kernels are others"
 
 
 def test_amx_that_the_kernel_gives_to_nobody_is_named_before_an_engine_dies_of_it() -> None:
@@ -74,7 +77,7 @@ def test_the_doctor_names_the_sets_in_words_and_as_json(tmp_path: Path, monkeypa
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
     monkeypatch.setattr(doctor, "read_flags", lambda: SKYLAKE)
     monkeypatch.setattr(doctor, "kernel_grants_amx", lambda: False)
-    report = examine("cpu", {})
+    report = examine(load_profile("cpu-tiny"), {})
     row = next(row for row in report.rows if row.what == "instruction sets")
     assert row.state == OK
     here, absent = row.detail.split("; absent: ")

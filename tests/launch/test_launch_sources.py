@@ -99,7 +99,7 @@ def test_the_settings_that_a_report_compares_are_in_vllms_configuration(version:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_architectures_that_tracon_writes_are_vllms(version: str) -> None:
-    from launch.dummy_model import QWEN3_0_6B, QWEN3_CODER_30B_A3B
+    from launch.builtin_models import QWEN3_0_6B, QWEN3_CODER_30B_A3B
 
     registry = module(version, "vllm.model_executor.models.registry").read_text()
     for config in (QWEN3_0_6B, QWEN3_CODER_30B_A3B):

@@ -17,7 +17,7 @@ from launch.doctor_rows import OK, WARN
 from launch.dummy_bootstrap import DummyBootstrap
 from launch.guard import SOCKETS
 from launch.ports import LOOPBACK
-from launch.profile import config_names, load_config, profile_names
+from launch.profile import config_names, load_config, load_profile, profile_names
 from results.records.layout import RunLayout, write_atomic
 from results.records.router_spec import RouterSpec
 from results.records.run_folder import run_facts
@@ -163,7 +163,7 @@ def test_mooncake_alone_is_said_to_listen_on_every_interface() -> None:
 
 
 def test_doctor_says_what_cannot_choose(python: Path) -> None:
-    report = examine("cpu", {"mooncake_both": ("mooncake",)}, engine_python=python)
+    report = examine(load_profile("cpu-tiny"), {"mooncake_both": ("mooncake",)}, engine_python=python)
     assert rows(report)["engine"].state == OK
     row = rows(report)["mooncake ports"]
     assert (row.state, "all interfaces" in row.detail, "firewall" in row.remedy) == (WARN, True, True)

@@ -17,6 +17,7 @@ from launch.doctor import examine
 from launch.doctor_rows import MISSING, OK, WARN
 from launch.environment import Engine, find_engine
 from launch.install_plan import DISK_BYTES
+from tests.fake_gpus import cuda_profile
 from tests.launch.cuda_environment import import_modules, settle_launches
 from tests.launch.vllm_sources import SOURCES
 
@@ -45,7 +46,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_it_is_taken_as_it_is_and_the_doctor_names_what_it_lacks(engine: Engine) -> None:
     assert (engine.versions["vllm"], engine.versions["torch"], engine.managed) == (VERSION, "2.11.0", False)
     requires = {"plain": (), "noop_connector": ("patches",), "nixl_both": ("nixl",), "mooncake_both": ("mooncake",)}
-    report = examine("cuda", requires, engine_python=engine.python)
+    report = examine(cuda_profile(), requires, engine_python=engine.python)
     rows = {row.what: row for row in report.rows}
     assert {name: rows[name].state for name in ("engine", "vLLM", "torch", "nixl")} == dict.fromkeys(
         ("engine", "vLLM", "torch", "nixl"), OK

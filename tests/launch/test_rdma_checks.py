@@ -101,7 +101,7 @@ def test_they_count_in_the_environment_and_in_the_profile(
     host.add_adapter("mlx5_0", ACTIVE)
 
     def state_of(profile: Profile) -> str:
-        rows = examine("cuda", {}, gpu_memory_share=0.9, profile=profile, before_install=True).rows
+        rows = examine(profile, {}, before_install=True).rows
         return {row.what: row for row in rows}["RDMA"].state
 
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))

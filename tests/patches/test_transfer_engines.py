@@ -17,8 +17,8 @@ from launch.command import build_launch, write_launch
 from launch.environment import Engine, find_engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.preflight_proofs import BOOTSTRAP_PORT
 from launch.profile import load_config, load_profile
+from launch.transfer_request import BOOTSTRAP_PORT
 from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.ports import own_port

@@ -17,6 +17,7 @@ from results.records.declaration import Declared, Upgrade, fields_of
 from results.records.lifecycle_cells import MeasuredCell, upgrade_cell_from_1, upgrade_cell_from_2
 from results.records.router_spec import RouterSpec, upgrade_router_spec_from_1
 from results.records.routing_cells import RoutingConfig, upgrade_config_from_1
+from results.records.simulation_spec import SimulationSpec, upgrade_simulation_spec_from_1
 from results.records.turns import CELL_UPGRADES, RoutingCell
 
 Schema = Mapping[str, Any]
@@ -34,6 +35,7 @@ UPGRADES: Mapping[type, Mapping[int, Upgrade]] = {
     RoutingConfig: {1: upgrade_config_from_1},
     MeasuredCell: {1: upgrade_cell_from_1, 2: upgrade_cell_from_2},
     RouterSpec: {1: upgrade_router_spec_from_1},
+    SimulationSpec: {1: upgrade_simulation_spec_from_1},
 }
 """Of records whose older versions lack a field: a file of one is held against the schema as it is read."""
 TYPES: Mapping[str, tuple[type, ...]] = {

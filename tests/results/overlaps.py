@@ -1,10 +1,13 @@
-"""Names on a drawing that cover each other."""
+"""Names on a drawing: which cover each other, and in which color each is led to what it names."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
+from matplotlib.text import Annotation
 
 from results.report.direct_labels import measure, settle_labels
 
@@ -19,3 +22,9 @@ def overlaps(drawing: Drawing) -> list[tuple[str, str]]:
         for one, other in combinations(texts, 2)
         if measure(one).overlaps(measure(other))
     ]
+
+
+def leader_colors(axes: Axes) -> dict[str, str]:
+    """The color of the leader to each name."""
+    named = [text for text in axes.texts if isinstance(text, Annotation)]
+    return {text.get_text(): to_hex(text.arrow_patch.get_edgecolor()) for text in named if text.arrow_patch}

@@ -22,6 +22,7 @@ from results.records.declaration import fields_of
 from results.records.instance_events import InstanceEvent
 from results.records.load_specs import LoadSpec, ReplaySpec
 from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec
+from results.records.simulation_spec import EngineModel, Link, SimulationSpec, StepTime
 from results.records.trace_lines import TraceLine
 from results.registry import all_results
 from state.events import KINDS
@@ -46,6 +47,7 @@ HELD: Mapping[str, set[str]] = {
     "pd-lifecycle": LAUNCHED
     | {"LifecycleRecord", "MeasuredCell", "LifecycleRequest", "DecisionRecord", "LinkRecord", "ProbeEvent"}
     | {"RouterSpec"},
+    "capacity": {"RunPlan", "TraceRecord", "TraceHeader", "TraceLine", "PointRecord"},
 }
 """By golden run: records that its JSON files hold."""
 DECLARED = list_declared()
@@ -86,6 +88,14 @@ def test_records_of_the_present_version_satisfy_their_schemas(tmp_path: Path) ->
         LoadSpec(url=URL, model="m", requests_path="r", rate_per_s=1.0, input_tokens=1, output_tokens=1),
         ReplaySpec(url=URL, model="m", requests_path="r", trace_path="t"),
         RouterSpec((InstanceSpec("a", URL, transfer=KvEndpoint("nixl")),), prewarm=Prewarm("m", (1, 2))),
+        SimulationSpec(
+            router=RouterSpec((InstanceSpec("a", URL),)),
+            replay=ReplaySpec(url=URL, model="m", requests_path="r", trace_path="t"),
+            models={"a": EngineModel(StepTime(0.01, 1e-5, 1e-4), 1000)},
+            link=Link(1e-3, 1e9, 1000),
+            samples_path="s",
+            residuals=((1.0, 1.1),),
+        ),
     ],
     ids=lambda spec: type(spec).__name__,
 )

@@ -15,7 +15,7 @@ async def test_a_target_is_an_address_and_what_a_request_names() -> None:
     assert (await resolve_target("https://127.0.0.1", RunnerError)).port == 443
 
 
-@pytest.mark.parametrize("url", ["http://h:99999", "http://h:port", "http://[h"])
+@pytest.mark.parametrize("url", ["http://h:99999", "http://h:port", "http://[h", "http://a..b", "http://\u00e4..b"])
 async def test_what_is_no_url_is_refused_by_name(url: str) -> None:
     with pytest.raises(RunnerError) as refused:
         await resolve_target(url, RunnerError)

@@ -61,10 +61,6 @@ class Backend:
     """Streams end with [DONE]."""
     finish_reason: str | None = None
     """Of an answer that is not streamed."""
-    error_event: dict[str, Any] | None = None
-    """Sent in place of the usage: what an engine whose core has died sends before [DONE]."""
-    end_gate: asyncio.Event | None = None
-    """Waited for after [DONE], before the last chunk."""
     response_id: str = ""
     """Of every answer; empty = it has none."""
     metrics: str = ""
@@ -185,13 +181,10 @@ class Backend:
         if self.die_after >= self.tokens:
             return self._die(writer)
         usage = {"prompt_tokens": 8, "completion_tokens": self.tokens, "prompt_tokens_details": {"cached_tokens": 4}}
-        self._chunk(writer, {"choices": [], "usage": usage} if self.error_event is None else self.error_event)
+        self._chunk(writer, {"choices": [], "usage": usage})
         if self.done:
             self._raw(writer, b"data: [DONE]\n\n")
         self.served += 1
-        if self.end_gate is not None:
-            await writer.drain()
-            await self.end_gate.wait()
         if self.until_eof:
             await writer.drain()
             return False

@@ -23,12 +23,12 @@ ENTRY = Experiment(
     draft_plan=draft_plan,
     cell_runner=_cell_runner,
     option_help={
-        "policies": "only these policies (repeatable), by name, label or Python file",
+        "policies": "size only for these (repeatable)",
         "settings": "e.g. `search.slo=ttft_p90=2s,tpot_p90=50ms` or `search.max_instances=16`",
-        "trials": "traces of each point",
-        "engine": "default: the preset's",
-        "on": "with engines that are a model",
-        "instances": "at which the search begins",
-        "trace": "replay this trace file at its own pace instead of the preset's",
+        "trials": "simulate N traces at each point",
+        "engine": "by default the preset's",
+        "on": "the points of the search",
+        "instances": "to begin the search with",
+        "trace": "whole, at its own pace",
     },
 )

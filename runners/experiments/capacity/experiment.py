@@ -31,7 +31,7 @@ from runners.experiments.routing.grid import slug
 from runners.experiments.routing.plan import can_move, cell_params, why_no_trace
 from runners.experiments.routing.simulation import make_simulation_spec
 from runners.experiments.routing.trace import require_trace, run_trace_cell
-from runners.simulator.spec import SimulationTick
+from runners.simulator.messages import SimulationTick
 from state.model import RunView
 
 OVER = f"{NOT_NEEDED}the search is over"
@@ -129,7 +129,7 @@ class Capacity:
         path = context.layout.trace_of(sized.params.get("trace", ""), sized.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
         spec = make_simulation_spec(sized, grid, self._models, path, trace.block_tokens, folder, context)
-        spec = msgspec.structs.replace(spec, router=replace(spec.router, decisions_path=""))  # no number needs the log
+        spec = replace(spec, router=replace(spec.router, decisions_path=""))  # no number needs the log
 
         def show(tick: SimulationTick) -> None:
             if cell.cell == self.ahead.turn:

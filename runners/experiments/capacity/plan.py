@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from launch.profile import Profile, load_config
 from results.capacity.search import Search
@@ -32,7 +33,7 @@ from runners.experiments.routing.plan import (
     digest_files,
     list_settings,
 )
-from runners.experiments.settings import convert_grid, find_preset, parse_setting, set_key
+from runners.experiments.settings import convert_grid, find_preset, parse_setting, refuse_problems, set_key
 
 EXPERIMENT = "capacity"
 PREPARE, SEARCH, ANALYSIS = "prepare", "search", "analysis"
@@ -71,7 +72,7 @@ class CapacityGrid:
     most: int
 
     def search(self, policy: PolicyChoice) -> Search:
-        return Search(self.routing.instances, self.most, policy.name == POOLED)
+        return Search(self.routing.instances, self.most, policy.name == POOLED or policy.prefill_instances > 0)
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
@@ -130,13 +131,36 @@ def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile)
     routing = apply_options(routing, options)
     if routing.simulation is None:
         raise RunnerError(f"{where} has no engine model", remedy="name one with --engine")
-    if choice.max_instances < 1:
-        raise RunnerError(f"{where}: search.max_instances must be at least 1", remedy=REMEDY)
+    _refuse_problems(routing, choice, where)
     try:
         limits = parse_slo(choice.slo)
     except ValueError as error:
         raise RunnerError(f"{where}: search.slo: {error}", remedy="write it as ttft_p90=2s,tpot_p90=50ms") from error
-    return CapacityGrid(routing, limits, choice.max_instances), choice
+    return CapacityGrid(_drop_splits(routing), limits, choice.max_instances), choice
+
+
+def _refuse_problems(grid: Grid, choice: SearchChoice, where: str) -> None:
+    labels = [grid.label(policy) for policy in _drop_splits(grid).policies]
+    problems = [
+        (choice.max_instances < 1, "search.max_instances must be at least 1"),
+        (grid.sensitivity is not UNSET, "a search has no variations: leave out sensitivity"),
+        (
+            len(set(labels)) < len(labels),
+            f"two policies differ in prefill_instances alone, which the search varies, among {', '.join(labels)}",
+        ),
+    ]
+    refuse_problems(problems, where, REMEDY)
+
+
+def _drop_splits(grid: Grid) -> Grid:
+    """The grid without the split of pools in the labels that it makes: the search varies it."""
+    policies = (
+        msgspec.structs.replace(policy, label=grid.label(msgspec.structs.replace(policy, prefill_instances=0)))
+        if policy.prefill_instances
+        else policy
+        for policy in grid.policies
+    )
+    return msgspec.structs.replace(grid, policies=tuple(policies))
 
 
 def _describe_searches(grid: CapacityGrid) -> Mapping[str, Any]:

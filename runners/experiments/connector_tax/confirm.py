@@ -13,16 +13,15 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launch.profile import Capacity
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.records.plan import CellPlan
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
+    CELLS_PER_BLOCK,
     PHASE_CONFIRM,
-    PLACES_PER_BLOCK,
+    LoadPlanner,
     PlannedLoad,
-    make_cell,
     plan_shape,
 )
 
@@ -38,7 +37,7 @@ class Block:
     configs: tuple[str, ...]
     """In the order they are launched."""
     loads: tuple[int, ...]
-    """Places in `list_loads`, in the order that every launch measures them."""
+    """Indexes in `list_loads`, in the order that every launch measures them."""
 
 
 def latin_square(names: Sequence[str], draw: random.Random) -> list[tuple[str, ...]]:
@@ -77,33 +76,23 @@ def is_measured(grid: Grid, config: str, load: PlannedLoad) -> bool:
     return (BASELINE if config == REPEAT else config) in grid.phase_b_prime.configs
 
 
-def list_cells(
-    grid: Grid, configs: Sequence[str], seed: int, engine_s: float, capacity: Capacity
-) -> Iterator[CellPlan]:
+def list_cells(planner: LoadPlanner, configs: Sequence[str]) -> Iterator[CellPlan]:
     """The stage's cells in the order they run; empty where the grid has no such stage."""
+    grid = planner.grid
     if not grid.confirm:
         return
     loads = list_loads(grid)
-    for block in draw_blocks(configs, len(loads), grid.trials, seed):
+    for block in draw_blocks(configs, len(loads), grid.trials, planner.seed):
         for config in block.configs:
-            places = [place for place in block.loads if is_measured(grid, config, loads[place])]
-            for place in places:
-                yield make_cell(
-                    grid,
-                    seed,
-                    config,
-                    loads[place],
-                    trial=block.number,
-                    cell_index=(SWEEP_BLOCKS + block.number) * PLACES_PER_BLOCK + place,
-                    engine_s=engine_s if place == places[0] else 0.0,
-                    capacity=capacity,
-                )
+            indexes = [index for index in block.loads if is_measured(grid, config, loads[index])]
+            for index in indexes:
+                number, is_first = (SWEEP_BLOCKS + block.number) * CELLS_PER_BLOCK + index, index == indexes[0]
+                yield planner.make_cell(config, loads[index], trial=block.number, cell_index=number, is_first=is_first)
 
 
-def stage_s(grid: Grid, configs: Sequence[str], engine_s: float, launches: int, capacity: Capacity) -> float:
+def stage_s(planner: LoadPlanner, configs: Sequence[str], launches: int) -> float:
     """Seconds of the stage with this many launches per config."""
+    grid = planner.grid
     loads = list_loads(grid)
-    cells = sum(
-        load.estimate_s(grid, capacity) for config in configs for load in loads if is_measured(grid, config, load)
-    )
-    return launches * (len(configs) * engine_s + cells)
+    cells = sum(planner.estimate_s(load) for config in configs for load in loads if is_measured(grid, config, load))
+    return launches * (len(configs) * planner.engine_s + cells)

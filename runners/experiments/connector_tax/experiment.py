@@ -15,6 +15,7 @@ import msgspec
 from launch.errors import LaunchError
 from results.connector_tax.saturation import choose_reference_rates, fix_rates, reference_rates
 from results.connector_tax.write import write_results
+from results.records.errors import ArtifactError
 from results.records.events import Noted
 from results.records.layout import write_atomic
 from results.records.plan import CellPlan
@@ -30,8 +31,6 @@ from runners.experiments.patched_cells import PatchedCells, RunCell
 
 
 class ConnectorTax(PatchedCells):
-    """Runs the cells of one `connector-tax` run."""
-
     removal = "the probe is removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
@@ -84,12 +83,16 @@ class ConnectorTax(PatchedCells):
         return rate
 
     def _read_rates(self) -> ReferenceRates:
-        """Those of the reference stage; where it was skipped or failed, those that the plan fixes."""
-        path = self._context.layout.reference_rates
-        if path.exists():
-            return ReferenceRates.from_json(path.read_bytes())
-        if not self._grid.fixed_rates:
-            raise CellSkipped("there are no reference rates: that stage was skipped or failed")
+        """Those of the reference stage; where it was skipped or failed, or its file is damaged, those that the plan
+        fixes. Raises ArtifactError where the file is damaged and the plan fixes none."""
+        try:
+            return ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
+        except FileNotFoundError as error:
+            if not self._grid.fixed_rates:
+                raise CellSkipped("there are no reference rates: that stage was skipped or failed") from error
+        except ArtifactError:
+            if not self._grid.fixed_rates:
+                raise
         return fix_rates(reference_rates(()), self._grid.fixed_rates)
 
     async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from launch.command import ports_needed
-from launch.profile import Capacity, ConnectorConfig, Profile, load_config
+from launch.profile import ConnectorConfig, Profile, load_config
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
 from results.records.reference_rates import REF_LOAD, REF_SAFE
@@ -22,15 +21,16 @@ from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.connector_tax import confirm
 from runners.experiments.connector_tax.grid import EXPERIMENT, PLANNED_LAUNCHES, Grid, read_grid
 from runners.experiments.connector_tax.load_cells import (
+    CELLS_PER_BLOCK,
     PHASE_A,
     PHASE_B,
     PHASE_B_PRIME,
-    PLACES_PER_BLOCK,
+    LoadPlanner,
     PlannedLoad,
-    make_cell,
     plan_shape,
 )
-from runners.experiments.connector_tax.sustainable import describe_own_rates, expected_cell_s, list_unsustainable
+from runners.experiments.connector_tax.sustainable import describe_own_rates, list_unsustainable
+from runners.experiments.gates import list_gates
 from runners.experiments.settings import refuse_routing_options
 
 STAGES = (
@@ -53,7 +53,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         grid = msgspec.structs.replace(grid, trials=options.trials)
     names = options.configs or grid.configs
     configs = {config.name: config for config in _load_configs(_add_repeat(names) if grid.confirm else names)}
-    seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
+    seed = grid.seed if options.seed is None else options.seed
+    planner = LoadPlanner(grid, seed, profile.launch.release_wait_s, profile.capacity)
     orders = draw_orders(grid, list(configs), seed)
     order = [*orders[0], *(name for name in configs if name not in orders[0])]
     draft = DraftPlan(
@@ -62,7 +63,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         seed=seed,
         configs=tuple(configs[name] for name in order),
         stages=STAGES,
-        cells=list_cells(grid, orders, order, seed, release_wait_s, profile.capacity),
+        cells=list_cells(planner, orders, order),
         ports=max(ports_needed(config) for config in configs.values()),
         inputs={
             "grid": _describe_grid(grid),
@@ -70,9 +71,9 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
-        sums=estimate_sums(grid, list(configs), release_wait_s, profile.capacity),
+        sums=estimate_sums(planner, list(configs)),
         notes=(
-            *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
+            *_describe_hours(planner, list(configs)),
             *_describe_fixed_rates(grid),
             *describe_own_rates(grid),
             *list_unsustainable(grid, profile.capacity),
@@ -126,77 +127,53 @@ def _list_swept(grid: Grid, configs: Sequence[str]) -> list[str]:
     return [name for name in configs if not grid.confirm or name != REPEAT]
 
 
-def list_cells(
-    grid: Grid,
-    orders: Sequence[Sequence[str]],
-    configs: Sequence[str],
-    seed: int,
-    release_wait_s: float,
-    capacity: Capacity,
-) -> list[CellPlan]:
+def list_cells(planner: LoadPlanner, orders: Sequence[Sequence[str]], configs: Sequence[str]) -> list[CellPlan]:
     """Every cell in the order it runs; `orders`: the configs' names in each sweep; `configs`: all of them."""
-    engine_s = grid.engine_start_s + release_wait_s
-    sweeps = [_Sweep(grid, seed, engine_s, trial, tuple(order), capacity) for trial, order in enumerate(orders)]
+    sweeps = tuple(enumerate(orders))
     return [
-        *_preflight_cells(configs, grid, engine_s),
-        *(cell for sweep in sweeps for cell in sweep.phase_a()),
+        CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S),
+        *list_gates(configs, "preflight", planner.engine_s + planner.grid.preflight_s),
+        *(cell for trial, order in sweeps for cell in _list_phase_a(planner, trial, order)),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
-        *(cell for sweep in sweeps for cell in sweep.phase_b()),
-        *confirm.list_cells(grid, configs, seed, engine_s, capacity),
+        *(cell for trial, order in sweeps for cell in _list_phase_b(planner, trial, order)),
+        *confirm.list_cells(planner, configs),
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
 
 
-def _preflight_cells(configs: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
-    yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
-    for config in configs:
-        estimate_s = engine_s + grid.preflight_s
-        yield CellPlan(f"preflight/{config}", "preflight", "preflight", config, config, {}, estimate_s)
+def _list_phase_a(planner: LoadPlanner, trial: int, order: Sequence[str]) -> Iterator[CellPlan]:
+    """Every load cell of a sweep once, config by config. Without a confirm stage each trial is a sweep."""
+    for config in order:
+        yield from _measure_loads(planner, trial, config, _list_rate_loads(planner.grid))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sweep:
-    """Every load cell of the sweep once, config by config. Without a confirm stage each trial is a sweep."""
+def _list_phase_b(planner: LoadPlanner, trial: int, order: Sequence[str]) -> Iterator[CellPlan]:
+    """Empty where the grid has no Phase B, or a confirm stage that measures it."""
+    grid = planner.grid
+    for config in () if grid.confirm else order:
+        yield from _measure_loads(planner, trial, config, _list_shape_loads(grid))
+        if config in grid.phase_b_prime.configs:
+            yield from _measure_loads(planner, trial, config, _list_prime_loads(grid), starts_engine=False)
 
-    grid: Grid
-    seed: int
-    engine_s: float
-    trial: int
-    order: tuple[str, ...]
-    capacity: Capacity
 
-    def phase_a(self) -> Iterator[CellPlan]:
-        phase, enough = self.grid.phase_a, self.grid.min_completed
-        for config in self.order:
-            for place, rate in enumerate(phase.rates_per_s):
-                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", phase.shape, rate, rate, enough)
-                yield self._cell(config, load, place, first=place == 0)
+def _measure_loads(
+    planner: LoadPlanner, trial: int, config: str, loads: Sequence[PlannedLoad], *, starts_engine: bool = True
+) -> Iterator[CellPlan]:
+    """The cells of one phase in a sweep."""
+    for index, load in enumerate(loads):
+        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * trial
+        number, is_first = block * CELLS_PER_BLOCK + index, starts_engine and index == 0
+        yield planner.make_cell(config, load, trial=trial, cell_index=number, is_first=is_first)
 
-    def phase_b(self) -> Iterator[CellPlan]:
-        """Empty where the grid has no Phase B, or a confirm stage that measures it."""
-        if self.grid.confirm:
-            return
-        for config in self.order:
-            for place, load in enumerate(_list_shape_loads(self.grid)):
-                yield self._cell(config, load, place, first=place == 0)
-            if config in self.grid.phase_b_prime.configs:
-                for place, load in enumerate(_list_prime_loads(self.grid)):
-                    yield self._cell(config, load, place, first=False)
 
-    def _cell(self, config: str, load: PlannedLoad, place: int, *, first: bool) -> CellPlan:
-        """The first cell of an engine includes its start and release."""
-        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * self.trial
-        return make_cell(
-            self.grid,
-            self.seed,
-            config,
-            load,
-            trial=self.trial,
-            cell_index=block * PLACES_PER_BLOCK + place,
-            engine_s=self.engine_s if first else 0.0,
-            capacity=self.capacity,
-        )
+def _list_rate_loads(grid: Grid) -> list[PlannedLoad]:
+    """The loads of Phase A."""
+    phase, enough = grid.phase_a, grid.min_completed
+    return [
+        PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", phase.shape, rate, rate, enough)
+        for rate in phase.rates_per_s
+    ]
 
 
 def _list_shape_loads(grid: Grid) -> list[PlannedLoad]:
@@ -209,60 +186,53 @@ def _list_prime_loads(grid: Grid) -> list[PlannedLoad]:
     return [plan_shape(grid, PHASE_B_PRIME, shape, REF_LOAD) for shape in grid.shapes_at_ref_load]
 
 
-def estimate_sums(grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity) -> tuple[Sum, ...]:
+def estimate_sums(planner: LoadPlanner, configs: Sequence[str]) -> tuple[Sum, ...]:
     """The sums of the time estimate of the engine stages (specs/connector_tax, "Updated runtime estimate")."""
-    start_s = grid.engine_start_s
-    around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
+    grid = planner.grid
+    around = f"{grid.engine_start_s:g} s start + {{}} + {planner.release_wait_s:g} s release"
     lines = [
         Sum(
             "preflight",
             f"{len(configs)} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
-            len(configs) * (start_s + grid.preflight_s + release_wait_s),
+            len(configs) * (planner.engine_s + grid.preflight_s),
         ),
-        *_sum_sweep(grid, configs, start_s + release_wait_s, around, capacity),
+        *_sum_sweep(planner, configs, around),
     ]
     if grid.confirm:
-        seconds = confirm.stage_s(grid, configs, start_s + release_wait_s, grid.trials, capacity)
-        cells = [load.estimate_s(grid, capacity) for load in confirm.list_loads(grid)]
-        each = around.format(f"up to ({_join_sum(cells)}) s of cells")
-        lines.append(Sum("confirm", f"{grid.trials} launches x {len(configs)} configs x ({each})", seconds))
+        each = around.format(f"up to ({_join_estimates(planner, confirm.list_loads(grid))}) s of cells")
+        text = f"{grid.trials} launches x {len(configs)} configs x ({each})"
+        lines.append(Sum("confirm", text, confirm.stage_s(planner, configs, grid.trials)))
     return tuple(lines)
 
 
-def _sum_sweep(grid: Grid, configs: Sequence[str], engine_s: float, around: str, capacity: Capacity) -> Iterator[Sum]:
-    swept, phase = _list_swept(grid, configs), grid.phase_a
-    count, trials = len(swept), 1 if grid.confirm else grid.trials
-    cells_a = [expected_cell_s(grid, capacity, rate, phase.shape, grid.min_completed) for rate in phase.rates_per_s]
-    prime = len(set(swept) & set(grid.phase_b_prime.configs))
+def _sum_sweep(planner: LoadPlanner, configs: Sequence[str], around: str) -> Iterator[Sum]:
+    grid = planner.grid
+    swept, trials = _list_swept(grid, configs), 1 if grid.confirm else grid.trials
+    prime = [config for config in swept if config in grid.phase_b_prime.configs]
     times = f"{trials} trials x " if trials > 1 else ""
-    yield Sum(
-        "phase-a",
-        f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
-        trials * count * (engine_s + sum(cells_a)),
-    )
-    if grid.confirm or not grid.phase_b.shapes:
+
+    def total_s(loads: Sequence[PlannedLoad], engine_s: float, count: int) -> float:
+        return trials * count * (engine_s + sum(planner.estimate_s(load) for load in loads))
+
+    rates, shapes, primes = _list_rate_loads(grid), _list_shape_loads(grid), _list_prime_loads(grid)
+    each = f"{times}{len(swept)} configs x ({around.format('({}) s of cells')})"
+    yield Sum("phase-a", each.format(_join_estimates(planner, rates)), total_s(rates, planner.engine_s, len(swept)))
+    if grid.confirm or not shapes:
         return
-    rate = grid.expect_rate(REF_SAFE)
-    cells_b = [load.estimate_s(grid, capacity) for load in _list_shape_loads(grid)]
-    yield Sum(
-        "phase-b",
-        f"{times}{count} configs x ({around.format(f'({_join_sum(cells_b)}) s of cells')}), "
-        f"if ref_safe is {rate:g} req/s",
-        trials * count * (engine_s + sum(cells_b)),
-    )
-    if prime and grid.shapes_at_ref_load:
-        cells_p = [load.estimate_s(grid, capacity) for load in _list_prime_loads(grid)]
-        text = f"{times}{prime} configs x ({_join_sum(cells_p)}) s of cells, where ref_load differs from ref_safe"
-        yield Sum("phase-b", text, trials * prime * sum(cells_p))
+    text = f"{each.format(_join_estimates(planner, shapes))}, if ref_safe is {grid.expect_rate(REF_SAFE):g} req/s"
+    yield Sum("phase-b", text, total_s(shapes, planner.engine_s, len(swept)))
+    if prime and primes:
+        cells = _join_estimates(planner, primes)
+        text = f"{times}{len(prime)} configs x ({cells}) s of cells, where ref_load differs from ref_safe"
+        yield Sum("phase-b", text, total_s(primes, 0.0, len(prime)))
 
 
-def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity) -> tuple[str, ...]:
+def _describe_hours(planner: LoadPlanner, configs: Sequence[str]) -> tuple[str, ...]:
     """How long the confirm stage takes with more or fewer launches; empty where there is none."""
-    if not grid.confirm:
+    if not planner.grid.confirm:
         return ()
-    engine_s = grid.engine_start_s + release_wait_s
-    hours = [duration_text(confirm.stage_s(grid, configs, engine_s, count, capacity)) for count in PLANNED_LAUNCHES]
-    times = ", ".join(f"{text} with {count}" for text, count in zip(hours, PLANNED_LAUNCHES, strict=True))
+    hours = {count: duration_text(confirm.stage_s(planner, configs, count)) for count in PLANNED_LAUNCHES}
+    times = ", ".join(f"{text} with {count}" for count, text in hours.items())
     return (
         "Verdicts come from the confirm stage. Phase A before it is descriptive: one launch per config.",
         f"The confirm stage takes {times} launches per config (`--trials`).",
@@ -277,7 +247,8 @@ def _describe_fixed_rates(grid: Grid) -> tuple[str, ...]:
     return (f"The plan fixes {rates}; what Phase A gives is only reported.",)
 
 
-def _join_sum(values: Sequence[float]) -> str:
-    """Equal neighbors as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
-    runs = [(value, len(list(same))) for value, same in groupby(round(value) for value in values)]
-    return " + ".join(f"{count} x {value:g}" if count > 1 else f"{value:g}" for value, count in runs)
+def _join_estimates(planner: LoadPlanner, loads: Sequence[PlannedLoad]) -> str:
+    """The seconds of cells, equal neighbors as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
+    estimates = groupby(round(planner.estimate_s(load)) for load in loads)
+    runs = [(seconds, len(list(same))) for seconds, same in estimates]
+    return " + ".join(f"{count} x {seconds}" if count > 1 else f"{seconds}" for seconds, count in runs)

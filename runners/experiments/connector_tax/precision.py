@@ -11,7 +11,7 @@ import msgspec
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.launch_noise import NAMED_TAX
 from results.records.estimate import figure
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, read_json
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.records.reference_rates import REF_SAFE
@@ -19,7 +19,7 @@ from results.statistics.blocks import POWER, detectable_effect, launches_for, sh
 from results.statistics.judgement import few_launches
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES
-from runners.experiments.earlier_runs import find_newest, read_document
+from runners.experiments.earlier_runs import describe_no_sigma, find_newest
 from state.workspace import RunEntry, Workspace
 
 LATENCIES: Mapping[str, str] = {"tax_ttft_p90": "TTFT p90", "tax_tpot_p90": "TPOT p90"}
@@ -72,8 +72,7 @@ def _describe_launches(plan: RunPlan, workspace: Workspace, configs: int) -> tup
         effects = [detectable_effect(1.0, count, configs, references=references) for count in counts]
         detected = [f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True)]
         return (
-            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has several "
-            "launches per config. The first such run measures it.",
+            describe_no_sigma(workspace, "several launches per config"),
             f"Smallest difference (of log p90) that is detected with a probability of {format_percent(POWER)}: "
             f"{', '.join(detected)} launches per config (`--trials`).",
         )
@@ -110,7 +109,7 @@ def _join_latencies(fractions: Mapping[str, float]) -> str:
 
 def _read_noise(run: RunEntry) -> _Noise | None:
     """None where the file is missing, or of a version that had no such table."""
-    document = read_document(RunLayout(run.folder).tax_json, _TaxFile) or _TaxFile()
+    document = read_json(RunLayout(run.folder).tax_json, _TaxFile) or _TaxFile()
     rows = [row for row in document.launch_noise if (row.phase, row.reference) == ("A", REF_SAFE)]
     sigmas = {name: math.log1p(row.sigma) for metric, name in LATENCIES.items() for row in rows if row.metric == metric}
     return _Noise(run, min(row.launches for row in rows), sigmas) if sigmas else None

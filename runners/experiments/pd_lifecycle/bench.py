@@ -153,7 +153,6 @@ def plan_group(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) ->
     plain = cell.params.get("plain", "")
     configs = (grid.prefill_config, grid.decode_config, *([plain] if plain else []))
     return GroupPlan(
-        config=grid.decode_config,
         configs=configs,
         roles=ROLES[: len(configs)],
         folder=folder,

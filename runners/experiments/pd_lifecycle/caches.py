@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -138,23 +138,23 @@ class Caches:
         while tokens < capacity_tokens:
             prompts.append(self._fresh(piece * (1 + AGE_STEP * len(prompts) % AGE_PIECES)))
             tokens += len(prompts[-1])
-        await _await_all([_compute_all(engine, prompts) for engine in self._engines])
+        await asyncio.gather(*(_compute_all(engine, prompts) for engine in self._engines))
         self.note_sent(max(prompts, key=len, default=[]))
         return Aged(len(prompts), tokens, time.monotonic() - t_s)
 
     async def read_metrics(self) -> list[Mapping[str, float]]:
         """The metrics page of each engine, in their order. Raises CellFailed."""
-        return await _await_all([engine.read_metrics() for engine in self._engines])
+        return await asyncio.gather(*(engine.read_metrics() for engine in self._engines))
 
     async def empty(self) -> None:
         """Empty all caches, and verify it by the engines' counts. Raises NotEmptied or CellFailed."""
-        await _await_all([engine.empty() for engine in self._engines])
+        await asyncio.gather(*(engine.empty() for engine in self._engines))
         self._prefix = None
         self._emptied = "POST /reset_prefix_cache"
         sample = self._sent[: 2 * self._block_tokens]
         if len(sample) <= self._block_tokens:
             return
-        left = await _await_all([engine.compute_prompt(sample) for engine in self._engines])
+        left = await asyncio.gather(*(engine.compute_prompt(sample) for engine in self._engines))
         for engine, tokens in zip(self._engines, left, strict=True):
             if tokens:
                 raise NotEmptied(f"the {engine.name} engine still holds {tokens} tokens of a prompt after a reset")
@@ -169,7 +169,7 @@ class Caches:
         self._sent = prefix or self._sent
         for number in range(1, SEED_TRIES + 1):
             if prefix:
-                await _await_all([engine.compute_prompt(prefix) for engine in self._engines])
+                await asyncio.gather(*(engine.compute_prompt(prefix) for engine in self._engines))
             held = await self.count_held()
             if held == self._whole():
                 return Seeding(len(prefix), self._emptied, number, held, time.time())
@@ -185,7 +185,7 @@ class Caches:
         It runs without a prefix too, so that every measured request follows the same requests.
         """
         prompt = [*self.prefix, *self._fresh(FRESH_TOKENS)]
-        return HeldTokens(*await _await_all([engine.compute_prompt(prompt) for engine in self._engines]))
+        return HeldTokens(*await asyncio.gather(*(engine.compute_prompt(prompt) for engine in self._engines)))
 
     async def ensure_held(self) -> Seeding | None:
         """Verify that all hold the whole prefix, and seed again after an eviction; returns that seeding, if any.
@@ -198,7 +198,6 @@ class Caches:
         return await self.seed(self.prefix)
 
     def note_sent(self, prompt: list[int]) -> None:
-        """Record that a prompt was sent to an engine."""
         self._sent = prompt[: 2 * self._block_tokens]
 
     def _whole(self) -> HeldTokens:
@@ -215,10 +214,6 @@ async def _compute_all(engine: EngineCache, prompts: Sequence[list[int]]) -> Non
             await engine.compute_prompt(prompt)
 
     await asyncio.gather(*(compute_next() for _ in range(AGE_AT_A_TIME)))
-
-
-async def _await_all(requests: Sequence[Awaitable[Any]]) -> list[Any]:
-    return list(await asyncio.gather(*requests))
 
 
 def _was_reset(answer: httpx.Response) -> bool:

@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.events import CellProgressed, LifecycleMeasured
-from results.records.layout import AttemptLayout, in_trial
+from results.records.layout import AttemptLayout, append_rows, in_trial
 from results.records.lifecycle import NO_PLAIN, Colo, EngineLoad, LifecycleRecord, LoadSpan, RequestConfig
 from results.records.lifecycle_cells import LifecycleRequest, Seeding
 from results.records.plan import CellPlan
@@ -42,8 +40,6 @@ LOCAL = "local_cache_hit"
 """Source of prompt tokens from an engine's own cache, in its counters."""
 LOAD_COUNTERS = ("vllm:num_preemptions_total", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
 """In the order of EngineLoad (specs/pd_lifecycle, "Risks & Mitigations": watch the caches)."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +203,7 @@ class LifecycleCell:
             raise CellFailed(f"{dead}; the request ended as {record.status}: {record.error or 'no error'}")
         local = await self._local_tokens()
         row = LifecycleRequest(request=name, purpose=purpose, **more, **asdict(record))
-        with self._requests.open("ab") as file:
-            file.write(_encode(row) + b"\n")
+        append_rows(self._requests, [row])
         await self.evidence.wait_until_complete(name, EVIDENCE_WITHIN_S)
         gained = None if local is None or local_before is None else local - local_before
         return SentRequest(name, record, gained)
@@ -299,7 +294,6 @@ def _measure_ms(metric: RequestMetric, record: RequestRecord) -> float | None:
 
 
 def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
-    """The journal event of a record."""
     config, detail = record.config, record.transfer_detail
     return LifecycleMeasured(
         cell=cell,

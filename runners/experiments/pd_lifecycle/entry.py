@@ -33,7 +33,7 @@ ENTRY = Experiment(
     cell_runner=_cell_runner,
     describe_precision=_describe_precision,
     option_help={
-        "configs": "of both engines, or the prefill and then the decode engine's",
+        "configs": "for both engines, or given twice: the prefill engine's, then the decode engine's",
         "settings": "e.g. `new_tokens=[512,2048]`",
     },
 )

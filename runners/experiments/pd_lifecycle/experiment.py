@@ -63,7 +63,6 @@ class PdLifecycle(PatchedCells):
         return adopt_cell(cell, self._context) if cell.kind == "lifecycle" else None
 
     async def release(self, reason: str) -> None:
-        """Stop the current router and engines."""
         await self._slot.release()
         await super().release(reason)
 

@@ -20,6 +20,7 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
+from runners.experiments.gates import list_gates
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
 from runners.experiments.settings import refuse_routing_options
 
@@ -81,10 +82,7 @@ def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
     engine_s = grid.engine_start_s + profile.launch.release_wait_s
     return [
         CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
-        *(
-            CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
-            for config in grid.all_configs
-        ),
+        *list_gates(grid.all_configs, PREFLIGHT, engine_s + grid.preflight_s),
         CellPlan(LINK_CELL, PREFLIGHT, "link", None, "bandwidth of the link between the engines", {}, COMPUTE_S),
         *(cell for trial in range(grid.trials) for cell in _sweep_cells(grid, profile, seed, trial)),
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
@@ -124,7 +122,7 @@ def _sum_trial(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[
 
 def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[CellPlan]:
     """The sweep of one trial. The first measured cell of a C includes the time for seeding and for fresh engines."""
-    measured, places = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
+    measured, in_order = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
     levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
     for turn, shape in enumerate(grid.order_shapes(seed, trial)):
         estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
@@ -138,7 +136,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterato
             label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
                 **params_of(shape),
-                "position": places.index(shape),
+                "position": in_order.index(shape),
                 "turn": turn,
                 "load_seed": seed,
                 "plain": grid.plain,

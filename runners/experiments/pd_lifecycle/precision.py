@@ -10,18 +10,15 @@ import msgspec
 
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, HANDOVER_ARM, NAMED_EFFECT, PLAIN_ENGINE
 from results.records.estimate import figure
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, read_json
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.statistics.blocks import POWER, show_count
 from results.statistics.launch_fit import LaunchSpread
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.earlier_runs import find_newest, read_document
+from runners.experiments.earlier_runs import PLANNED_LAUNCHES, describe_no_sigma, find_newest
 from runners.experiments.pd_lifecycle.grid import shape_of
 from state.workspace import RunEntry, Workspace
-
-PLANNED_LAUNCHES = (3, 5, 10)
-"""Numbers of launches for which the plan states the precision, beside its own."""
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -58,8 +55,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     noise = find_newest(plan, workspace, lambda run: _read_noise(run, baselines))
     if noise is None:
         return (
-            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
-            f"{MIN_PAIRED} launches of each engine. The first such run measures it.",
+            describe_no_sigma(workspace, f"{MIN_PAIRED} launches of each engine"),
             f"Smallest difference (of log TTFT) {judged} {format_percent(POWER)}: "
             f"{', '.join(_describe_range(count, sizes) for count in counts)} launches (`--trials`); the more the "
             "(C, N) of a launch vary together, the larger it is.",
@@ -103,7 +99,7 @@ def _describe_sigma(noise: _Noise) -> str:
 
 def _read_noise(run: RunEntry, baselines: Sequence[str]) -> _Noise | None:
     """Over the first of these baselines that has it; None where the run had too few launches, or none of them."""
-    document = read_document(RunLayout(run.folder).aggregate_json, _Aggregate) or _Aggregate()
+    document = read_json(RunLayout(run.folder).aggregate_json, _Aggregate) or _Aggregate()
     spreads = {row.baseline: row.spread for row in document.grid_overheads if row.arm == HANDOVER_ARM}
     for name in baselines:
         spread = spreads.get(name)

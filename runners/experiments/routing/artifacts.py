@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec import UNSET
 
 from launch.redaction import redact_settings
 from results.measures.turns import read_turns
-from results.records.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord, transfer_s
 from results.records.errors import DAMAGED_JSON
 from results.records.gpu import HEADER, REASON_MARK, GpuUse, cut_gpu_log
 from results.records.layout import (
@@ -28,11 +29,12 @@ from results.records.layout import (
 )
 from results.records.plan import CellPlan
 from results.records.router_spec import InstanceSpec
-from results.records.routing_cells import RoutingConfig, RoutingNumbers
+from results.records.routing_cells import KvMovements, RoutingConfig, RoutingNumbers
 from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
 from results.routing.summary import summarize_cell
+from results.statistics.estimates import floats_or_nan, mean
 from results.statistics.judgement import OTHER_LENGTHS
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
@@ -40,7 +42,6 @@ from runners.campaign.provenance import commit_of
 from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
 from runners.experiments.routing.grid import Grid, slug
-from runners.experiments.routing.kv_movements import count_movements, movement_headline
 from runners.load.replay_messages import ReplayOutcome
 from runners.router.messages import RouterOutcome
 
@@ -152,6 +153,39 @@ def headline_numbers(numbers: RoutingNumbers) -> dict[str, Any]:
     counts = {name: numbers.counts.get(name) for name in COUNTS}
     moved = {} if numbers.movements is UNSET else movement_headline(numbers.movements)
     return values | counts | moved
+
+
+def count_movements(decisions: Iterable[DecisionRecord]) -> KvMovements:
+    """Sums over the KV movements of a cell's decision log."""
+    outcomes = [record.outcome for record in decisions if record.outcome is not None]
+    migrations = Counter(outcome.migration for outcome in outcomes if outcome.migration)
+    moves = [outcome.transfer for outcome in outcomes if outcome.transfer is not None]
+    handovers = Counter(move.status for move in moves if move.purpose == "handover")
+    if not migrations and not moves:
+        return KvMovements()
+    done = [move for move in moves if move.status == "transferred"]
+    tokens = [move.external_tokens for move in done if move.external_tokens is not None]
+    sizes = [move.bytes for move in done if move.bytes is not None]
+    return KvMovements(
+        migrations=dict(sorted(migrations.items())),
+        handovers=dict(sorted(handovers.items())),
+        external_tokens=sum(tokens) if tokens else None,
+        bytes=sum(sizes) if sizes else None,
+        uncounted=len(done) - len(tokens),
+        transfer_mean_s=mean(floats_or_nan(transfer_s(move) for move in done)).value,
+    )
+
+
+def movement_headline(movements: KvMovements) -> dict[str, Any]:
+    """The movements as the flat numbers of a cell's headline."""
+    if movements.migrations is UNSET or movements.handovers is UNSET:
+        return {}
+    return {
+        **{f"migrations_{name}": count for name, count in movements.migrations.items()},
+        **{f"handovers_{name}": count for name, count in movements.handovers.items()},
+        "external_tokens": movements.external_tokens,
+        "transfer_mean_s": movements.transfer_mean_s,
+    }
 
 
 def why_degraded(outcome: ReplayOutcome) -> str:

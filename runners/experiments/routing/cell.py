@@ -44,9 +44,10 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
     """
     assert cell.config is not None
     folder, config = context.attempt_folder(cell, attempt), context.configs[cell.config]
+    roles = tuple(cell.params["roles"])
     group = GroupPlan(
-        config=cell.config,
-        roles=tuple(cell.params["roles"]),
+        configs=(cell.config,) * len(roles),
+        roles=roles,
         folder=TrialLayout(folder).instances,
         ports=ports_per_instance(grid, ports_needed(config)),
         events=grid.router.index == "events",

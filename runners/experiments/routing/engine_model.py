@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import UNSET
 
+from results.records.simulation_spec import EngineModel
 from runners.errors import RunnerError
 from runners.experiments.routing.grid import Grid
-from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
 
 OTHER_ENGINE = "engine="

@@ -35,8 +35,6 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class Routing(PatchedCells):
-    """Runs the cells of one `routing` run."""
-
     removal = "the patches are removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:

@@ -249,10 +249,9 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Per instance."""
         first = policy.prefill_instances
         rest: Role = "decode" if first else "both"
-        return tuple("prefill" if place < first else rest for place in range(self.instances))
+        return tuple("prefill" if index < first else rest for index in range(self.instances))
 
     def time_scale(self, policy: PolicyChoice) -> float:
-        """Time scale of the policy's replays."""
         return self.replay.time_scale if policy.time_scale is None else policy.time_scale
 
     def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
@@ -430,6 +429,10 @@ def _check_grid(grid: Grid, where: str) -> None:
         (
             grid.simulation is not None and grid.simulation.lowest < 0,
             "simulation.step_noise, .expected_cell_s, .contention and .router_latency_s must not be below 0",
+        ),
+        (
+            grid.simulation is not None and grid.router.index == "events",
+            "simulated engines send no KV events: router.index must be approximate",
         ),
     ]
     refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)

@@ -87,7 +87,7 @@ async def _measure_repeat(
     spec: InterferenceSpec, client: LoadClient, decodes: Bodies, prefills: Bodies, instance: str, repeat: int
 ) -> InterferenceRecord:
     streams = [
-        _send_request(client, decodes, repeat * spec.decodes + place, stamps=True) for place in range(spec.decodes)
+        _send_request(client, decodes, repeat * spec.decodes + index, stamps=True) for index in range(spec.decodes)
     ]
     await _wait_until(client, lambda: all(stream.t_first_ns for stream in streams), streams, START_LIMIT_S)
     await _wait_settled(client, spec.settle_s)

@@ -22,6 +22,7 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.engine_choice import counting_profile
+from runners.experiments.gates import list_gates
 from runners.experiments.routing.engine_model import OTHER_ENGINE, describe_model, read_model
 from runners.experiments.routing.grid import (
     DEFAULT_MODEL,
@@ -194,7 +195,7 @@ def list_cells(
     return [
         trace,
         *([apply] if patched else []),
-        CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
+        *list_gates([config], PREPARE, around_s + grid.preflight_s),
         *_trial_cells(grid, config, seed, around_s, moves_kv),
         *_interference_cells(grid, config, seed, around_s),
         *([revert] if patched else []),
@@ -317,7 +318,7 @@ def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:
 
 def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
     beside = grid.interference
-    for place, tokens in enumerate(beside.prefill_tokens):
+    for index, tokens in enumerate(beside.prefill_tokens):
         params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
         yield CellPlan(
             cell=f"{INTERFERENCE}/n{tokens}",
@@ -326,7 +327,7 @@ def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> 
             config=config,
             label=f"{tokens} tokens",
             params=params,
-            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if place == 0 else 0.0),
+            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if index == 0 else 0.0),
         )
 
 

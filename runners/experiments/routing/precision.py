@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from results.records.layout import RunLayout
+from results.records.layout import RunLayout, read_json
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, TrialNoise, plan_trials
@@ -14,11 +14,8 @@ from results.routing.loads import strip_load
 from results.statistics.blocks import POWER, show_count
 from results.statistics.pairwise import detectable_pair
 from results.statistics.trials import MIN_PAIRED
-from runners.experiments.earlier_runs import find_newest, read_document
+from runners.experiments.earlier_runs import PLANNED_LAUNCHES, describe_no_sigma, find_newest
 from state.workspace import RunEntry, Workspace
-
-PLANNED_TRIALS = (3, 5, 10)
-"""Numbers of trials for which the plan states the precision, beside its own."""
 
 
 class _Verdicts(msgspec.Struct, frozen=True):
@@ -32,15 +29,14 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     policies = len({strip_load(cell.label) for cell in plan.cells if cell.kind == "replay" and cell.trial == 0})
     if policies < 2 or grid["trials"] < MIN_PAIRED or grid.get("simulation"):
         return ()
-    counts = sorted({grid["trials"], *PLANNED_TRIALS})
+    counts = sorted({grid["trials"], *PLANNED_LAUNCHES})
     newest = find_newest(plan, workspace, _read_noise)
     sigma = 1.0 if newest is None else newest[1].sigma
     effects = [detectable_pair(sigma, count, policies) for count in counts]
     if newest is None:
         detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
         return (
-            f"Sigma between launches is not known: no finished run of this profile in {workspace.root} has "
-            f"{MIN_PAIRED} trials. The first such run measures it.",
+            describe_no_sigma(workspace, f"{MIN_PAIRED} trials"),
             f"Smallest difference of two policies (of log TTFT p90) that is detected with a probability of "
             f"{format_percent(POWER)}: {detected} trials.",
         )
@@ -60,7 +56,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
 
 def _read_noise(run: RunEntry) -> tuple[RunEntry, TrialNoise] | None:
     """None where the file is missing, of a version that had no sigma, or of simulated engines."""
-    verdicts = read_document(RunLayout(run.folder).verdicts_json, _Verdicts)
+    verdicts = read_json(RunLayout(run.folder).verdicts_json, _Verdicts)
     if verdicts is None or verdicts.launch_noise is None or verdicts.simulated:
         return None
     return run, verdicts.launch_noise

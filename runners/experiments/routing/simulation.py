@@ -18,6 +18,7 @@ from results.records.layout import TrialLayout
 from results.records.plan import CellPlan
 from results.records.router_spec import InstanceSpec, KvEndpoint
 from results.records.samples import CounterSpan, PromptCounters
+from results.records.simulation_spec import SimulationSpec
 from results.records.turns import TraceRecord
 from runners.campaign.adoption import adopt_if_complete
 from runners.campaign.context import RunContext
@@ -32,7 +33,7 @@ from runners.experiments.routing.variations import vary_engine
 from runners.experiments.routing.watch import SimulatedWatch
 from runners.simulator.backends import LOCAL, LocalSimulations
 from runners.simulator.engine_file import EngineFile
-from runners.simulator.spec import SimulationOutcome, SimulationSpec, SimulationTick
+from runners.simulator.messages import SimulationOutcome, SimulationTick
 
 ZERO = PromptCounters(0.0, 0.0)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from results.records.errors import DAMAGED_JSON
-from results.records.layout import RunLayout, sha256, write_indented_json
+from results.records.layout import RunLayout, read_json, sha256, write_indented_json
 from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
@@ -81,19 +80,10 @@ def _prepare_traces(grid: Grid, max_tokens: int, layout: RunLayout) -> TraceReco
     return record
 
 
-def read_record(path: Path) -> TraceRecord | None:
-    """The trace in this file if it is there, whole; else None."""
-    try:
-        record = msgspec.json.decode(_record_beside(path).read_bytes(), type=TraceRecord)
-        return record if sha256(path) == record.sha256 else None
-    except (OSError, *DAMAGED_JSON):
-        return None
-
-
 def require_trace(path: Path) -> TraceRecord:
     """The record of a trace of the run. Raises CellFailed where the trace is missing or changed."""
-    record = read_record(path)
-    if record is None:
+    record = read_json(_record_beside(path), TraceRecord)
+    if record is None or not path.is_file() or sha256(path) != record.sha256:
         raise CellFailed(f"a trace of the run is missing or changed: `tracon retry --cell {TRACE_CELL}`")
     return record
 

@@ -12,10 +12,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
+from results.records.simulation_spec import Link
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model, shape_model
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile, Link, engine_names
+from runners.simulator.engine_file import EngineFile, engine_names
 
 OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
@@ -45,7 +46,7 @@ def expand_variations(grid: Grid) -> Grid:
 
 def _list_variations(grid: Grid) -> Iterator[str]:
     assert grid.sensitivity
-    for coefficient in grid.sensitivity.coefficients:
+    for coefficient in dict.fromkeys(grid.sensitivity.coefficients):
         for factor in (1 - grid.sensitivity.by, 1 + grid.sensitivity.by):
             yield f"{coefficient}*{factor:g}"
     for name in grid.further_traces:
@@ -65,7 +66,7 @@ def _list_changed(grid: Grid, variation: str) -> tuple[PolicyChoice, ...]:
     """The policies whose cells it can change: a threshold those that have it, the link those that move KV."""
     name = variation.partition("*")[0]
     if name in THRESHOLDS:
-        return tuple(policy for policy in grid.policies if name in policy.parameters)
+        return _list_with_threshold(grid, name)
     if not _varies_coefficient(variation):
         return grid.policies
     own = read_model(grid)
@@ -74,6 +75,18 @@ def _list_changed(grid: Grid, variation: str) -> tuple[PolicyChoice, ...]:
     if not changed and name not in Link.__struct_fields__:
         raise RunnerError(f"{name} changes nothing: a setting of the preset's engines replaces it", remedy=REMEDY)
     return changed
+
+
+def _list_with_threshold(grid: Grid, name: str) -> tuple[PolicyChoice, ...]:
+    """The policies that have it, above 0. Raises RunnerError where there is none: nothing would be planned."""
+    having = tuple(policy for policy in grid.policies if policy.parameters.get(name))
+    if not having:
+        labels = ", ".join(grid.label(policy) for policy in grid.policies)
+        raise RunnerError(
+            f"sensitivity.coefficients: no policy of this plan has {name} above 0, so it cannot be varied: {labels}",
+            remedy=f"add a policy that has it, such as EAR, or leave {name} out of sensitivity.coefficients",
+        )
+    return having
 
 
 def _changes_engines(grid: Grid, policy: PolicyChoice, own: EngineFile, varied: EngineFile) -> bool:
@@ -122,7 +135,7 @@ def vary_engine(engine: EngineFile, variation: str) -> EngineFile:
     if name in model.step.__struct_fields__:
         model = msgspec.structs.replace(model, step=_scale_field(model.step, name, factor))
         return msgspec.structs.replace(engine, model=model)
-    if name in model.__struct_fields__ and isinstance(getattr(model, name), int | float):
+    if name in model.__struct_fields__ and type(getattr(model, name)) in (int, float):
         return msgspec.structs.replace(engine, model=_scale_field(model, name, factor))
     if link is not None and name in link.__struct_fields__:
         return msgspec.structs.replace(engine, link=_scale_field(link, name, factor))

@@ -31,7 +31,7 @@ from runners.errors import CellFailed
 from runners.load.replay_messages import AnsweredBy, ReplayTick
 from runners.router.messages import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
-from runners.simulator.spec import SimulationTick
+from runners.simulator.messages import SimulationTick
 
 
 class EngineFacts(NamedTuple):

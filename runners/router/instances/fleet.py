@@ -257,10 +257,14 @@ class Fleet:
             task.add_done_callback(self._asking.discard)
 
     async def _ask_again(self, instance: InstanceSpec, pool: Pool) -> None:
-        """Update the capacity, unless the instance has been removed and added again meanwhile (another `pool`)."""
+        """Ask for the capacity again: with another one it is another process, whose cache is empty.
+
+        Ignored if the instance has been removed and added again meanwhile (another `pool`).
+        """
         name = instance.instance
         facts = await ask_cache(pool)
-        if facts.capacity_tokens is not None and self.pools.get(name) is pool:
+        known = {member.instance: member.kv_capacity_tokens for member in self._cluster.members}
+        if facts.capacity_tokens not in (None, known.get(name)) and self.pools.get(name) is pool:
             self._cluster.set_capacity(name, facts.capacity_tokens)
             self.indexes[name] = self._make_index(instance, facts.capacity_tokens)
 

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from time import monotonic, perf_counter_ns
 from typing import Protocol, cast
 
@@ -181,10 +182,11 @@ class InstanceConnection(asyncio.Protocol):
         if caller is None:  # bytes that belong to no request: the framing is lost
             self.drop_connection()
             return
+        size = len(data)
         if (
             self._between_chunks
-            and len(data) <= LONE_CHUNK_LIMIT_BYTES
-            and data.startswith(_SIZE_LINES[len(data)])
+            and size <= LONE_CHUNK_LIMIT_BYTES
+            and data.startswith(_SIZE_LINES[size])
             and data.endswith(b"\r\n")
         ):
             caller.t_read_s = monotonic()
@@ -403,6 +405,8 @@ class Pool:
         self._connect_s = connect_s
         self._tls = ssl.create_default_context() if target.tls else None
         self._idle: list[InstanceConnection] = []
+        """The longest idle first. One that was closed stays until it is taken or expires: to search each of thousands
+        that close at once among all others would stop every stream."""
         self._connections: set[InstanceConnection] = set()
         self._connecting: dict[Caller, asyncio.Task[None]] = {}
 
@@ -441,13 +445,13 @@ class Pool:
 
     def forget_connection(self, connection: InstanceConnection) -> None:
         self._connections.discard(connection)
-        if connection in self._idle:
-            self._idle.remove(connection)
 
     def close_idle(self) -> None:
         oldest_s = monotonic() - IDLE_S
-        while self._idle and self._idle[0].t_idle_s < oldest_s:
-            self._idle.pop(0).drop_connection()
+        expired = list(takewhile(lambda one: one.t_idle_s < oldest_s, self._idle))
+        del self._idle[: len(expired)]
+        for connection in expired:
+            connection.drop_connection()
 
     def close(self) -> None:
         """Drop all connections; requests in flight must have been ended before."""

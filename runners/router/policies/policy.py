@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Annotated, ClassVar, Literal, Protocol
 
 import msgspec
@@ -74,7 +75,11 @@ class Pickable(msgspec.Struct, frozen=True):
     """A failed gate if all instances are paused and pauses are ignored."""
 
     def find_load(self, instance: str) -> InstanceLoad | None:
-        return next((load for load in self.loads if load.instance == instance), None)
+        if instance:  # else the session has no owner
+            for load in self.loads:
+                if load.instance == instance:
+                    return load
+        return None
 
     def rule_out(self, refused: Mapping[str, str]) -> Pickable:
         """The same without the instances in `refused`, each ruled out for its reason."""
@@ -271,18 +276,19 @@ def tie_break(chosen: str, weighing: Weighing, keys: Sequence[str]) -> str:
     tied = [name for name, score in scores.items() if score[0] == best[0]]
     if len(tied) < 2:
         return ""
-    shared = max(_count_agreeing(best, scores[name]) for name in tied if name != chosen)
+    shared = _count_shared(best, [scores[name] for name in tied if name != chosen])
     how = f"decided by {keys[shared]}" if shared < len(keys) else "the first by name was taken"
     return f"{', '.join(tied)} are equal on {keys[0]} ({best[0]:g}); {how}"
 
 
-def _count_agreeing(first: Sequence[float], second: Sequence[float]) -> int:
-    """Number of leading keys in which two scores are equal."""
-    for position, (left, right) in enumerate(zip(first, second, strict=True)):
-        if left != right:
+def _count_shared(best: Sequence[float], others: Sequence[Sequence[float]]) -> int:
+    """Number of leading keys in which one of the other scores equals the best."""
+    for position, value in enumerate(best):
+        others = [other for other in others if other[position] == value]
+        if not others:
             return position
-    return len(first)
+    return len(best)
 
 
 def by_name(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    return tuple(sorted(candidates, key=lambda candidate: candidate.instance))
+    return tuple(sorted(candidates, key=attrgetter("instance")))

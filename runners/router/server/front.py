@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http import HTTPStatus
 from time import monotonic
 from typing import Protocol, cast
 
@@ -19,23 +18,15 @@ import httptools
 import msgspec
 
 from results.records.visible import visible
-from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, HOP_BY_HOP, without_named
+from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, without_named
 from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, LARGE_HEAD_BYTES, HeldBytes, HeldTotal, measure_head
+from runners.router.server.http_message import HttpRequest, status_line
 
 HEADER_LIMIT = 256
 """Headers of a request: parsed, each takes twenty times its bytes on the wire."""
 QUEUE_LIMIT = 16
 """Requests that a client may pipeline on one connection."""
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
-NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
-
-
 _NO_HEADERS: Mapping[bytes, bytes] = {}
-
-
-def status_line(status: int) -> bytes:
-    """The first line of a response; an instance may return a status that has no standard phrase."""
-    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 
 
 @lru_cache(1024)
@@ -45,45 +36,6 @@ def _is_loopback(address: str) -> bool:
 
 def _drop_data(data: bytes) -> None:
     """`write` of a closed connection."""
-
-
-class HttpRequest(msgspec.Struct, frozen=True):
-    """One complete request."""
-
-    method: str
-    target: bytes
-    """Path and query as received."""
-    headers: tuple[tuple[bytes, bytes], ...]
-    """Names in lower case."""
-    named: Mapping[bytes, bytes]
-    """The same by name."""
-    body: bytes
-    keep_alive: bool
-    version: str
-    """`1.0` or `1.1`."""
-
-    @property
-    def path(self) -> str:
-        return self.target.partition(b"?")[0].decode("latin-1")
-
-    @property
-    def query(self) -> str:
-        return self.target.partition(b"?")[2].decode("latin-1")
-
-    @property
-    def is_json(self) -> bool:
-        """Its content type says so."""
-        return self.named.get(b"content-type", b"").partition(b";")[0].strip().lower() == b"application/json"
-
-    def forwarded(self, request_id: bytes = b"") -> bytes:
-        """The header lines to forward to an instance, with `request_id` as `x-request-id`."""
-        pieces: list[bytes] = []
-        for name, value in self.headers:
-            if name not in NOT_FORWARDED:
-                pieces += (name, b": ", value, b"\r\n")
-        if request_id:
-            pieces += (b"x-request-id: ", request_id, b"\r\n")
-        return b"".join(pieces)
 
 
 class OpenRequest(Protocol):

@@ -25,13 +25,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from results.records.declaration import explain_unknown_field
 from results.records.router_spec import InstanceSpec
 from runners.router.cluster import Cluster
 from runners.router.counts import Held, metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
 from runners.router.messages import RouterError
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest
 from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
@@ -231,9 +233,14 @@ class Pages:
             connection.refuse(415, "an instance is added with content-type application/json", "bad_request")
             return False
         try:
-            instance = msgspec.json.decode(request.body, type=InstanceSpec)
+            row = msgspec.json.decode(request.body)
+            instance = msgspec.convert(row, InstanceSpec)
+            unknown = explain_unknown_field(row, msgspec.to_builtins(instance))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             connection.refuse(400, f"not an instance: {error}", "bad_request")
+            return False
+        if unknown:
+            connection.refuse(400, f"not an instance: {unknown}", "bad_request")
             return False
         await self._fleet.add_instance(instance)
         return True

@@ -34,7 +34,8 @@ from runners.router.response_facts import (
     pause_s,
     read_error_event,
 )
-from runners.router.server.front import ClientConnection, HttpRequest, status_line
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest, status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
@@ -178,7 +179,7 @@ class ProxiedRequest(RequestLifecycle):
             self._tail.append(data)
             return
         self._tail.append(data)
-        if self._names_abort(data) and self._may_retry():
+        if self._may_name_abort and is_aborted(data) and self._may_retry():
             self.fail_attempt(Failure("event", ABORTED))
         elif self._holds_preamble:
             self._hold_preamble(data)
@@ -189,8 +190,10 @@ class ProxiedRequest(RequestLifecycle):
         else:
             self._open_response(self._preamble + data)
 
-    def _names_abort(self, data: bytes) -> bool:
-        return self._status < 400 and self._message.path.startswith(NAMING_ABORTS) and is_aborted(data)
+    @property
+    def _may_name_abort(self) -> bool:
+        """It is an answer with finish reasons. Others, such as embeddings, may be long: they are not searched."""
+        return self._status < 400 and self._message.path.startswith(NAMING_ABORTS)
 
     def _is_without_token(self, data: bytes) -> bool:
         held = self._preamble
@@ -235,7 +238,7 @@ class ProxiedRequest(RequestLifecycle):
             self.complete_response()
         elif error is not None:
             self.complete_with_error(*error)
-        elif self._names_abort(tail or b"".join(self._tail)):
+        elif self._may_name_abort and is_aborted(tail or b"".join(self._tail)):
             self.complete_aborted(ABORTED)
         elif self._has_role_alone and is_empty(tail):
             self.complete_aborted(NO_TOKEN)

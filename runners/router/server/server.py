@@ -28,7 +28,8 @@ from runners.router.messages import RouterError, RouterOutcome, RouterReady, Rou
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
 from runners.router.reporting import ignore_event
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest
 from runners.router.server.log import RecordFile
 from runners.router.server.pages import Pages, read_admin_token
 from runners.router.server.paths import ROUTED, ROUTED_TARGETS

@@ -102,9 +102,9 @@ class Processes:
                     if not ready.done():
                         ready.set_result(process.ready)
                     why = await process.explain_end()
-            except RouterError as error:
+            except (RouterError, OSError) as error:  # OSError: this host can start no process now
                 if not ready.done():
-                    ready.set_exception(error)
+                    ready.set_exception(_explain_start(error))
                     return
                 why = str(error)
             finally:
@@ -166,6 +166,13 @@ class Processes:
             log_error=next((outcome.log_error for outcome in outcomes if outcome.log_error), ""),
             died=self._died,
         )
+
+
+def _explain_start(error: RouterError | OSError) -> RouterError:
+    if isinstance(error, RouterError):
+        return error
+    remedy = "Free memory, processes or descriptors on this host, or raise their limits (`ulimit -a`)."
+    return RouterError(f"a router process cannot be started: {error.strerror or error}", remedy=remedy)
 
 
 def _number_path(path: str, number: int) -> str:

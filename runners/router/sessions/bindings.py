@@ -240,7 +240,7 @@ class Bindings:
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         """The instance's KV is lost: unbind its sessions and return them."""
-        sessions = tuple(self._bound_to(instance))
+        sessions = tuple(self._list_bound((instance,))[instance])
         for session in sessions:
             self.release_session(session)
         return sessions
@@ -253,7 +253,7 @@ class Bindings:
         """
         names = sorted({*among, instance})
         share = sum(self._active[name] for name in names) // len(names)
-        bound = {name: self._bound_to(name)[::-1] for name in names if name != instance}
+        bound = {name: sessions[::-1] for name, sessions in self._list_bound(names).items() if name != instance}
         moved: list[str] = []
         while self._active[instance] < share:
             giving = [name for name, sessions in bound.items() if sessions and self._active[name] > share]
@@ -283,9 +283,13 @@ class Bindings:
             oldest.append((session, row))
         return oldest
 
-    def _bound_to(self, instance: str) -> list[str]:
-        """Sessions bound to it, least recently used first."""
-        return [name for name, row in self._sessions.items() if row.instance == instance]
+    def _list_bound(self, instances: Sequence[str]) -> dict[str, list[str]]:
+        """The sessions bound to each, least recently used first; the whole table is read once."""
+        bound: dict[str, list[str]] = {instance: [] for instance in instances}
+        for session, row in self._sessions.items():
+            if row.instance in bound:
+                bound[row.instance].append(session)
+        return bound
 
     def _touch_row(self, session: str, now: float) -> Row:
         row = self._sessions.get(session)

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.text import Annotation
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
 from results.capacity.figures import build_figures, draw_capacity
@@ -22,7 +20,7 @@ from results.report.engine_gates import ShownGates
 from results.report.policy_pens import POLICY_PENS
 from results.statistics.judgement import Outcome
 from tests.results.capacity.test_search import LIMITS, assess_value
-from tests.results.overlaps import overlaps
+from tests.results.overlaps import leader_colors, overlaps
 
 ONE_OF_MANY = re.compile(r"\b1 (instances|policies|traces|gaps|replays)\b")
 
@@ -155,8 +153,7 @@ def named_colors(policies: dict[str, str]) -> dict[str, str]:
     drawing = draw_capacity(build_figures(run)[0])
     assert overlaps(drawing) == []
     assert [axes.get_legend() for axes in drawing.axes] == [None]
-    named = [text for text in drawing.axes[0].texts if isinstance(text, Annotation)]
-    return {text.get_text(): to_hex(text.arrow_patch.get_edgecolor()) for text in named if text.arrow_patch}
+    return leader_colors(drawing.axes[0])
 
 
 def test_a_policy_is_named_at_its_line_in_its_own_color_whatever_else_was_sized() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity
-from results.connector_tax.goodput import measure_goodput
+from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity, measure_goodput
 from results.connector_tax.saturation import judge_cells
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary

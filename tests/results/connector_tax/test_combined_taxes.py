@@ -280,10 +280,3 @@ def test_without_a_reference_rate_its_reason_stands() -> None:
     assert (row.total.value, row.total.reason) == (None, "there is no ref_safe: no rate is clear")
     lost = ReferenceRates(2.0, 2.0, "", "")
     assert reference_load(at_safe({}), lost, REF_SAFE) == "Phase A has no cell at ref_safe (2 req/s)"
-
-
-def test_a_degraded_side_is_no_number() -> None:
-    truths = [Truth("plain"), Truth("mooncake_both", 0.4, degraded={0: "client fell behind"})]
-    row = ttft_of(decompose_taxes(measurements(truths), RATES))
-    assert row.total.value is None
-    assert row.total.reason == "mooncake_both is degraded at this load: client fell behind"

@@ -120,12 +120,24 @@ def test_runs_with_other_reference_rates_compare_the_taxes_at_the_rate_that_they
     }
 
 
-def test_hypotheses_at_other_rates_are_named_with_them(tmp_path: Path) -> None:
+def test_hypotheses_at_other_rates_are_not_comparable(tmp_path: Path) -> None:
     comparison = compare_runs(write_knees(tmp_path / "monday", 2, 4), write_knees(tmp_path / "tuesday", 4, 8))
-    h1 = next(one for one in comparison.verdicts if one.name == "H1")
+    h1 = next(one for one in comparison.incomparable if one.name == "H1")
     assert (h1.first_at, h1.second_at) == ("1 req/s, 4096x256", "2 req/s, 4096x256")
-    verdicts = next(one for one in describe_comparison(comparison).tables if one.title == "Verdicts")
-    assert any(row[0] == "H1 at 1 req/s, 4096x256 (second: H1 at 2 req/s, 4096x256)" for row in verdicts.rows)
+    assert "H1" not in {one.name for one in comparison.verdicts}
+    rows = next(one.rows for one in describe_comparison(comparison).tables if one.title == "Not comparable")
+    why = next(row[-1] for row in rows if row[0] == "H1")
+    assert why == "judged over 1 req/s, 4096x256 (second: 2 req/s, 4096x256)"
+
+
+def test_latencies_of_one_load_pair_whether_a_run_calls_it_phase_b_or_b_prime(tmp_path: Path) -> None:
+    shapes = ((512, 64),)
+    at_two = replace(FIRST, trials=1, shapes=shapes, ref_safe_per_s=2.0)
+    at_one = replace(at_two, ref_safe_per_s=1.0, prime=(2.0, shapes))
+    comparison = compare_runs(*(write_run(tmp_path / f"{run.ref_safe_per_s}", run).root for run in (at_one, at_two)))
+    rows = rows_of(comparison, "Latencies", shape="512x64")
+    assert {(row.key["phase"], row.key_in_second["phase"], row.key["req/s"]) for row in rows} == {("Bp", "B", "2")}
+    assert len(rows) == 2 * 2, "two configs, two latencies"
 
 
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:

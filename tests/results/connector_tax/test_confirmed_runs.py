@@ -132,6 +132,15 @@ def test_a_load_that_two_phases_share_is_compared_with_another_run_once(analysis
     assert {key["phase"] for key in taxes} == {"A", "B", "Bp"}
 
 
+def test_hypotheses_name_the_loads_that_they_are_judged_over(analysis: Analysis, queued: Analysis) -> None:
+    loads = build_comparable(analysis).loads
+    assert {loads[name] for name in ("H1", "H2", "H3", "H4")} == {"2 req/s, 4096x256"}
+    assert loads["H5"] == loads["H6"] == "2 req/s, 512x64, 512x256, 4096x64, 4096x256"
+    saturated = build_comparable(queued).loads
+    assert saturated["H5"] == "2 req/s, 512x256, 4096x256", "without the output length of which a shape is left out"
+    assert "H6" not in saturated, "one length is left"
+
+
 def test_taxes_state_the_degrees_of_freedom_of_the_residual_that_configs_share(analysis: Analysis) -> None:
     measures = build_comparable(analysis).measures
     assert {one.degrees for one in measures if one.table == "Taxes"} == {(5 - 1) * (3 - 1)}
@@ -445,3 +454,4 @@ def test_with_fixed_rates_verdicts_need_no_sweep(root: Path) -> None:
     assert tax_of(found, "mooncake_both", "A", "4096x256").estimate.launches == 3
     assert hypothesis(found, "H1").measured.launches == 3
     assert hypothesis(found, "H5").measured.launches == 3
+    assert build_comparable(found).loads["H1"] == "2 req/s, 4096x256", "as where Phase A was swept"

@@ -49,7 +49,6 @@ RUN = Run(
     requests=120,
     steps=300,
 )
-NAMES = [f"figure_{number}" for number in range(1, 9)]
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +136,11 @@ def test_a_config_that_did_not_run_is_named_in_the_captions(drawn: dict[int, Fig
         assert "nixl_both (SKIP: verify_nixl_both: no such module)" in drawn[number].caption
 
 
-def test_captions_state_the_launches_the_unit_and_what_the_bars_are(drawn: dict[int, Figure], tmp_path: Path) -> None:
+def test_captions_state_the_launches_the_unit_and_what_the_bars_are(drawn: dict[int, Figure]) -> None:
     for number in (1, 2, 3, 4, 5, 6, 7):
         assert "1 launch per config" in drawn[number].caption, number
     assert "TTFT p90 in ms" in drawn[1].caption
     assert "Bars span the 95 % spread within the launch (1 launch per config)" in drawn[4].caption
-    configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
-    write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
-    several = {figure.number: figure.caption for figure in build_figures(analyze(tmp_path), tmp_path)}
-    assert "Bars span the 95 % interval between launches (3 launches per config)" in several[4]
-    assert "range of the trials, line through their mean; 3 launches per config." in several[1]
 
 
 def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
@@ -181,12 +175,14 @@ def test_what_can_no_longer_be_drawn_does_not_stay(tmp_path: Path, drawn: dict[i
 def test_several_trials_give_one_point_with_their_range(tmp_path: Path) -> None:
     configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
     write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
-    figure = _figure(tmp_path, 1)
-    assert len(figure.table) == 6
-    assert set(figure.table["trials"]) == {3}
-    assert (figure.table["ttft_p90_s_low"] < figure.table["ttft_p90_s_high"]).all()
-    assert "range of the trials" in figure.caption
-    draw(figure, DRAWERS)
+    several = {figure.number: figure for figure in build_figures(analyze(tmp_path), tmp_path)}
+    table = several[1].table
+    assert len(table) == 6
+    assert set(table["trials"]) == {3}
+    assert (table["ttft_p90_s_low"] < table["ttft_p90_s_high"]).all()
+    assert "range of the trials, line through their mean; 3 launches per config." in several[1].caption
+    assert "Bars span the 95 % interval between launches (3 launches per config)" in several[4].caption
+    draw(several[1], DRAWERS)
 
 
 def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
@@ -219,17 +215,6 @@ def test_configs_are_told_apart_without_color() -> None:
     again = pens([*CONFIGS, REPEAT], CONFIG_PENS)
     assert again[REPEAT].color == again[BASELINE].color
     assert again[REPEAT].marker not in {again[config].marker for config in CONFIGS}
-
-
-def test_more_names_than_colors_differ_in_their_marks() -> None:
-    made = pens(f"policy {number}" for number in range(16))
-    assert len({(pen.color, pen.marker) for pen in made.values()}) == 16
-
-
-def test_a_figure_may_have_its_specifications_name() -> None:
-    figure = Figure(2, "", name="4a")
-    assert (figure.label, figure.stem) == ("4a", "figure_4a")
-    assert (Figure(2, "").label, Figure(2, "").stem) == ("2", "figure_2")
 
 
 def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path) -> None:

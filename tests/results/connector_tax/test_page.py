@@ -92,14 +92,6 @@ def test_three_launches_give_verdicts_and_one_says_why_there_are_none(analyzes: 
     assert (question.name, "--trials 3" in question.decides) == ("H1 to H6", True)
 
 
-def test_two_launches_have_a_whole_report_and_no_verdict(tmp_path: Path) -> None:
-    root = write_run(tmp_path / "run", replace(DEMO, trials=2)).root
-    analysis = write_results(root)
-    assert {verdict.outcome for verdict in analysis.verdicts} <= {Outcome.UNDECIDED, Outcome.OPEN}
-    assert "2 launches per config: two launches of one config differ too" in (root / "report.md").read_text()
-    assert (root / "figures" / "figure_1.svg").is_file()
-
-
 def test_callbacks_stand_beside_each_tax(analyzes: dict[int, Analysis]) -> None:
     text = answer_of(build_page(analyzes[3]), "mooncake_both").text
     hooks = re.search(r"hooks (\d+)", text)

@@ -80,14 +80,6 @@ def test_each_latency_is_computed_from_its_own_stamps(folder: ConfigLayout) -> N
     assert summary.value("e2e_p50_s") == pytest.approx(0.600)
 
 
-def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -> None:
-    short = [replace(row, completion_tokens=1, t_last_token_ns=row.t_first_token_ns) for row in REQUESTS]
-    summary = analyze_cell(_write_with(folder, short))
-    assert summary.value("tpot_p90_s") is None
-    assert summary.estimate("tpot_p90_s").reason == "no samples"
-    assert summary.value("ttft_p90_s") is not None
-
-
 def test_warm_up_is_cut(folder: ConfigLayout) -> None:
     """A cold start of ten seconds in the warm-up leaves no trace in the latencies."""
     before = _analyze(folder, PLAIN)
@@ -267,14 +259,6 @@ def test_dropped_requests_were_due_all_the_same(folder: ConfigLayout) -> None:
     dropped = dict.fromkeys(range(100, 200), RequestStatus.DROPPED)
     cell = Cell("plain", Behavior(sigma=0.001), Load(), statuses=dropped)
     assert _analyze(folder, cell).value("cohort_ratio") == pytest.approx(0.5, abs=0.02)
-
-
-def test_an_engine_that_keeps_up_has_a_ratio_of_one_and_one_that_does_not_has_less(folder: ConfigLayout) -> None:
-    assert _analyze(folder, Cell("plain", Behavior(), Load())).value("throughput_ratio") == pytest.approx(1, abs=0.02)
-    saturated = _analyze(folder, Cell("plain", Behavior(knee_per_s=4), Load()))
-    ratio = saturated.value("throughput_ratio")
-    assert ratio is not None
-    assert ratio < 0.9
 
 
 def test_gauges_are_of_the_window_and_counters_are_differences(folder: ConfigLayout) -> None:

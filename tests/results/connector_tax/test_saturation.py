@@ -20,7 +20,7 @@ from results.connector_tax.summary import CellSummary
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
-from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, ReferenceRates, Thresholds
+from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, ReferenceRates
 from results.records.schemas import CellRecord
 from tests.results.connector_tax.cells import make_cell
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
@@ -181,10 +181,6 @@ def test_a_queue_seen_in_few_samples_is_judged_only_where_they_agree(samples: li
         assert wanted in str(found.reason)
 
 
-def test_thresholds_are_a_parameter() -> None:
-    assert judge(cell(ratio=0.9), thresholds=Thresholds(throughput_ratio=0.85)).saturated is False
-
-
 def test_reference_rates_are_the_highest_below_the_first_saturation() -> None:
     found = reference_rates([
         *curve("plain", [False, False, False, True]), *curve("mooncake_both", [False, False, True, True]),
@@ -197,11 +193,6 @@ def test_reference_rates_are_the_highest_below_the_first_saturation() -> None:
     assert by_config["mooncake_both"].saturation_rate_per_s == 4.0
     assert by_config["mooncake_both"].fired == (QUEUE,)
     assert by_config["plain"].saturation_rate_per_s == 8.0
-
-
-def test_a_curve_that_recovers_is_not_trusted_above_its_first_saturation() -> None:
-    found = reference_rates(curve("plain", [False, True, False, False]))
-    assert found.ref_load_per_s == 1.0
 
 
 def test_where_nothing_saturates_the_grid_is_the_limit() -> None:
@@ -226,11 +217,6 @@ def test_there_may_be_no_reference_rate_and_then_a_reason() -> None:
     assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, None)
     assert found.reason_for(REF_LOAD) == "plain was not measured in Phase A"
     assert reference_rates([]).ref_safe_per_s is None
-
-
-def test_a_degraded_rate_is_not_chosen_and_does_not_hide_a_higher_one() -> None:
-    assert reference_rates(curve("plain", [False, False, None])).ref_safe_per_s == 2.0
-    assert reference_rates(curve("plain", [False, None, False])).ref_safe_per_s == 4.0
 
 
 def test_a_config_that_did_not_complete_phase_a_has_no_vote_and_is_named() -> None:

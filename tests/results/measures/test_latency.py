@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from results.measures.latency import E2E, TPOT, TTFT, metric_values
-from results.records.frames import REQUEST_SCHEMA
+from results.measures.latency import E2E, METRICS, TPOT, TTFT, declare, metric_values
+from results.measures.step_durations import STEP_SERIES
+from results.measures.turns import Turns
+from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA
 from results.records.schemas import RequestRecord, RequestStatus
 
 SENT_NS = 123 * 86_400 * 1_000_000_000 + 7
@@ -55,3 +57,16 @@ def test_a_latency_is_as_it_is_defined(case: str) -> None:
         assert (None if np.isnan(column[0]) else column[0]) == value, metric.title
         if record.status in metric.statuses:
             assert metric.value(*(getattr(record, name) for name in metric.reads)) == value, metric.title
+
+
+@pytest.mark.parametrize(
+    "column",
+    sorted({*REQUEST_SCHEMA.names, *TURN_SCHEMA.names, *STEP_SERIES, *(one.name for one in fields(Turns))}),
+)
+def test_a_metric_with_the_name_of_a_column_is_refused_with_the_remedy(column: str) -> None:
+    """It would replace the column in every frame, or a step's percentiles would replace its own."""
+    try:
+        with pytest.raises(ValueError, match=f'"TTFT" cannot be called {column}: .* give the metric another name'):
+            declare(replace(TTFT, name=column))
+    finally:
+        METRICS.pop(column, None)

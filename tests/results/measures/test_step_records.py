@@ -14,7 +14,7 @@ from results.measures.step_records import StepCut, cut_steps
 from results.records.frames import read_steps
 from results.records.layout import parquet_beside
 from results.records.rings import MISSING
-from results.records.schemas import SAVE_FIELD_US, STEP_COLUMNS, STEP_FIELDS_US, WORKER_FIELDS_US
+from results.records.schemas import STEP_COLUMNS
 from tests.results.records.ring_file import RingFile, engine_rows, worker_rows
 
 SECOND = 1_000_000_000
@@ -184,8 +184,3 @@ def test_the_parquet_beside_holds_the_same_and_is_what_is_read(tmp_path: Path) -
     assert kept.equals(parsed)
     assert kept["step_duration_us"].tolist() == pytest.approx(np.arange(200) * 1.001)
     assert kept["period_us"].isna().all()
-
-
-def test_the_worker_s_columns_are_declared_with_the_record() -> None:
-    assert SAVE_FIELD_US in WORKER_FIELDS_US
-    assert set(WORKER_FIELDS_US) < set(STEP_FIELDS_US)

@@ -196,12 +196,6 @@ def test_weights_tell_the_small_cost_that_ordinary_squares_cannot() -> None:
     assert widths[0] < widths[1] / 3
 
 
-def test_transfers_without_a_fixed_cost_have_no_knee() -> None:
-    costs = _fit(_transfers(3, alpha=0.0, noise=0.2))
-    knee = costs.knee.bytes
-    assert knee.value is None or knee.low == 0.0
-
-
 def test_what_cannot_be_fitted_says_why() -> None:
     few = _fit(transfers_of(tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,), repetitions=3))))
     assert "3 counted transfers" in (few.relative.alpha_ms.reason or "")

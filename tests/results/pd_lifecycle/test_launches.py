@@ -38,6 +38,7 @@ from results.pd_lifecycle.write import build_aggregate
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.lifecycle import LifecycleRecord, RequestConfig
+from results.report.comparison import compare
 from results.report.output import draw
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen, write_run
@@ -346,6 +347,23 @@ def test_means_over_grids_of_another_size_are_no_pair(tmp_path: Path) -> None:
     )
     assert len(first) == len(second) == 1
     assert not first & second
+
+
+def test_means_over_other_grids_of_one_size_are_no_pair_and_criteria_ask_another_question(tmp_path: Path) -> None:
+    records = tuple(_launch_grids(3, short=6))
+    first, second = (
+        build_comparable(analyze(write_run(tmp_path / f"{left_out}", own)))
+        for left_out in (512, 2048)
+        for own in ([one for one in records if one.config.current_new_tokens != left_out],)
+    )
+    grids = [{one.id for one in run.measures if "grid" in one.table} for run in (first, second)]
+    assert grids[0]
+    assert not grids[0] & grids[1]
+    comparison = compare(first, second)
+    assert [one.name for one in comparison.verdicts] == ["2"], "both have the same N from 4k on"
+    sides = {one.name: (one.first_at, one.second_at) for one in comparison.incomparable}
+    assert sorted(sides) == ["1", "3", "4", "5"]
+    assert sides["5"] == ("C=0/4096, N=2048/8192, O=1", "C=0/4096, N=512/8192, O=1")
 
 
 def test_the_spread_between_output_lengths_is_in_no_interval_over_launches(tmp_path: Path) -> None:

@@ -115,16 +115,3 @@ def test_a_duration_within_the_clocks_error_of_zero_is_bounded_by_zero() -> None
     assert durations.error_ms["transfer_signal"] == pytest.approx(0.1)
     beyond = _broken(stamps, MoreStamps(), Clock("a", "b", "a", 0, 50_000))
     assert beyond.breakdown_ms["transfer_signal"] is None
-
-
-def test_half_a_step_is_taken_off_the_promotion_and_shows_in_the_residual() -> None:
-    stamps = Stamps(*range(0, 11_000_000, 1_000_000))
-    durations = _broken(stamps, MoreStamps(client_send=0), half_step_ms=0.25)
-    assert durations.breakdown_ms["d_promotion"] == 0.75
-    assert durations.residual_share == pytest.approx(0.025)
-    assert _broken(stamps, MoreStamps(), half_step_ms=3.0).breakdown_ms["d_promotion"] == 0.0
-
-
-def test_every_phase_of_the_sum_is_a_known_duration() -> None:
-    assert BREAKDOWN[: len(PHASES)] == PHASES
-    assert set(HANDSHAKE_PARTS) <= set(MORE)

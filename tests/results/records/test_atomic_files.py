@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from results.records.layout import open_atomically, write_atomic
-from runners.trace.formats.tracon import write_trace
-from tests.runners.trace.files import FACTS
 
 
 def test_two_writers_at_once_leave_one_whole_file(tmp_path: Path) -> None:
@@ -48,6 +46,3 @@ def test_a_file_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Path, "replace", replace)
     write_atomic(tmp_path / "a.json", b"whole")
     assert done == ["fsync", "replace", "fsync"], "the folder too"
-    done.clear()
-    write_trace(tmp_path / "trace.jsonl.gz", FACTS, [])
-    assert done == ["fsync", "replace", "fsync"]

@@ -12,13 +12,12 @@ import pytest
 
 from launch.environment import Engine, capture
 from results.records.decisions import DecisionRecord
-from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of
+from results.records.declaration import Field, UnknownVersion, decode_versioned, explain_unknown_field, fields_of
 from results.records.declared import DECLARED
 from results.records.environment import parse_environment
-from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
+from results.records.frames import TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
 from results.records.routing_cells import RoutingConfig
-from results.records.schemas import SentRequest
 from results.records.turns import EngineSample, TurnRecord
 from state.events import KINDS
 from tests.fake_gpus import FakeGpu, make_host
@@ -100,18 +99,6 @@ def test_a_field_states_type_unit_and_sentence() -> None:
     assert (several.kind, several.required) == (int | str, False)
 
 
-def test_what_open_loop_and_replay_record_of_a_request_is_one_declaration() -> None:
-    common = {one.name for one in fields_of(SentRequest)}
-    assert common < set(REQUEST_SCHEMA.names)
-    assert common < set(TURN_SCHEMA.names)
-
-
-def test_columns_that_may_be_missing_are_those_with_none_or_a_default() -> None:
-    strict = {field.name for field in TURN_SCHEMA if not field.nullable}
-    assert {"index", "status", "input_tokens", "chunks"} <= strict
-    assert strict.isdisjoint({"t_send_ns", "cached_tokens", "instance", "session_delay_s"})
-
-
 def test_files_of_before_a_field_was_added_open_with_nulls(tmp_path: Path) -> None:
     row = {one.name: 1 for one in fields_of(TurnRecord) if one.unit} | {
         name: "x" for name in ("request", "session", "agent")
@@ -164,6 +151,21 @@ def test_each_old_version_has_one_upgrade_to_the_next() -> None:
         decode_versioned(b'{"version": 1}', Third, 3, UPGRADES)
     with pytest.raises(msgspec.DecodeError):
         decode_versioned(b'{"width_s": "x", "version": 3}', Third, 3, UPGRADES)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"a": 1, "b": {"c": 2}, "d": [{"e": 3}, {}]}, ""),
+        ({"b": {"x": {"y": 1}}}, "b has no field x; it has c"),
+        ({"d": [{"e": 3}, {"f": 3}]}, "d[1] has no field f; it has e"),
+        ({"z": 1, "y": 2}, "it has no field z; it has a, b, d"),
+        ([1], ""),
+    ],
+)
+def test_a_field_that_its_record_does_not_have_is_named_with_those_that_it_has(row: object, sentence: str) -> None:
+    known = {"a": 0, "b": {"c": 0}, "d": ({"e": 0}, {"e": 0})}
+    assert explain_unknown_field(row, known) == sentence
 
 
 def test_a_type_that_no_column_holds_is_refused() -> None:

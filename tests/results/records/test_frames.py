@@ -113,18 +113,6 @@ def test_unreadable_requests_are_a_gap(cell: Path, content: bytes | None, says: 
     assert "results/20260131_plain/requests_A_r4.jsonl" in _why(loaded.gaps)
 
 
-def test_a_truncated_file_is_a_gap_not_fewer_requests(cell: Path) -> None:
-    path = _requests(cell)
-    digest = sha256(path)
-    whole_lines = b"".join(path.read_bytes().splitlines(keepends=True)[:50])
-    path.write_bytes(whole_lines)
-    loaded = read_requests(path, digest)
-    assert loaded.frame is None
-    assert "differs from the checksum" in _why(loaded.gaps)
-    path.write_bytes(whole_lines[:-20])
-    assert "is damaged" in _why(read_requests(path).gaps)
-
-
 def test_a_folder_that_cannot_be_written_can_still_be_read(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")

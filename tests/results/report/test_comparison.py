@@ -57,8 +57,11 @@ def test_opposite_verdicts_and_disjoint_intervals_are_named() -> None:
     ]  # fmt: skip
     assert [one.key["config"] for one in comparison.disjoint] == ["nixl"]
     text = describe_comparison(comparison)
-    assert "Opposite verdicts: 2. Disjoint intervals: 1 of 1 pairs; chance alone makes 0.0 disjoint" in text.opening
-    assert text.opening.endswith("Over 1 difference 1 stands after Holm's correction.")
+    assert text.opening.endswith(
+        "Over 1 difference 1 stands after Holm's correction. One by one, 1 number in both, in the second against the "
+        "first: 1 higher. Disjoint intervals: 1 of 1 pairs; chance alone makes 0.0 disjoint between equal runs. "
+        "Opposite verdicts: 2."
+    )
     assert text.tables[0].title == "Opposite verdicts"
     assert "higher, intervals disjoint" in str([table.rows for table in text.tables])
 
@@ -102,27 +105,44 @@ def test_judgements_of_one_name_under_two_loads_are_no_pair_but_an_older_export_
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "opposite", "name"),
-    [
-        ("32 req/s", "64 req/s", 0, "H1 at 32 req/s (second: H1 at 64 req/s)"),
-        ("32 req/s", "32 req/s", 1, "H1"),
-        ("32 req/s", "", 1, "H1"),
-    ],
-    ids=["two loads", "one load", "an older export"],
+    ("first", "second"), [("32 req/s", "32 req/s"), ("32 req/s", "")], ids=["one load", "an older export"]
 )
-def test_judgements_at_two_loads_do_not_contradict_each_other(
-    first: str, second: str, opposite: int, name: str
-) -> None:
+def test_judgements_over_one_load_contradict_each_other(first: str, second: str) -> None:
     sides = [
         replace(judged_run(day, claim("H1", outcome)), loads={"H1": load} if load else {})
         for day, outcome, load in (("monday", Outcome.HOLDS, first), ("tuesday", Outcome.FAILS, second))
     ]
-    text = describe_comparison(comparison := compare(*sides))
-    assert len(comparison.opposite) == opposite
-    assert f"Opposite verdicts: {opposite}." in text.opening
-    title = "Opposite verdicts" if opposite else "Verdicts"
-    (row,) = next(table.rows for table in text.tables if table.title == title)
-    assert row[:3] == (name, "holds", "fails")
+    comparison = compare(*sides)
+    assert [one.name for one in comparison.opposite] == ["H1"]
+    assert comparison.incomparable == ()
+
+
+@pytest.mark.parametrize(
+    ("loads", "rules", "why"),
+    [
+        (("32 req/s", "64 req/s"), ("a rule", "a rule"), "judged over 32 req/s (second: 64 req/s)"),
+        (("", ""), ("above 10 %", "above 20 %"), "by the rule above 10 % (second: above 20 %)"),
+        (("1", "2"), ("a", "b"), "judged over 1 (second: 2); by the rule a (second: b)"),
+    ],
+    ids=["two loads", "two rules", "both"],
+)
+def test_judgements_that_ask_two_questions_are_no_pair_and_say_why(
+    loads: tuple[str, str], rules: tuple[str, str], why: str
+) -> None:
+    sides = [
+        replace(judged_run(day, replace(claim("H1", outcome), rule=rule)), loads={"H1": load} if load else {})
+        for day, outcome, load, rule in zip(
+            ("monday", "tuesday"), (Outcome.HOLDS, Outcome.FAILS), loads, rules, strict=True
+        )
+    ]
+    comparison = compare(*sides)
+    assert (comparison.verdicts, comparison.judged_only_first, comparison.judged_only_second) == ((), (), ())
+    text = describe_comparison(comparison)
+    assert text.opening.endswith("Opposite verdicts: 0. Not comparable: 1 judgement.")
+    (row,) = next(table.rows for table in text.tables if table.title == "Not comparable")
+    assert row == ("H1", "holds", "fails", why)
+    (data,) = json.loads(msgspec.json.encode(to_json(comparison)))["incomparable"]
+    assert (data["first"], data["second"], data["first_at"]) == ("holds", "fails", loads[0])
 
 
 def test_an_identity_that_two_rows_of_a_run_share_is_none() -> None:
@@ -243,9 +263,10 @@ def test_overlapping_intervals_and_undecided_outcomes_are_no_contradiction() -> 
         run("tuesday", tax(0.07, 0.32, Verdict.HIGHER), outcome=Outcome.UNDECIDED),
     )
     assert (comparison.opposite, comparison.disjoint) == ((), ())
-    assert describe_comparison(comparison).opening.endswith(
-        "Disjoint intervals: 0 of 1 pairs; chance alone makes 0.0 disjoint between equal runs. Over 1 difference 0 "
-        "stand after Holm's correction."
+    opening = describe_comparison(comparison).opening
+    assert "Over 1 difference 0 stand after Holm's correction. One by one, 1 number in both" in opening
+    assert opening.endswith(
+        "Disjoint intervals: 0 of 1 pairs; chance alone makes 0.0 disjoint between equal runs. Opposite verdicts: 0."
     )
 
 

@@ -80,7 +80,7 @@ def test_a_planted_difference_among_four_hundred_stands_alone() -> None:
         comparison = compare(first, plant(second, 10, 10.0))
         assert [one.key["number"] for one in comparison.standing] == ["10"]
         text = describe_comparison(comparison)
-        assert text.opening.endswith("Over 400 differences 1 stands after Holm's correction.")
+        assert "Over 400 differences 1 stands after Holm's correction. One by one, 400 numbers" in text.opening
         assert text.tables[0].title == "Differences that stand"
         assert text.tables[0].rows[0][0] == "Ratios: 10"
         assert "higher, intervals disjoint, stands" in text.tables[0].rows[0][3]
@@ -136,5 +136,6 @@ def test_no_interval_on_both_sides_makes_no_family() -> None:
     (number,) = run.measures
     single = replace(run, measures=[replace(number, estimate=replace(number.estimate, launches=1))])
     text = describe_comparison(compare(run, single))
-    assert text.opening.endswith("No number has an interval over launches on both sides.")
+    assert "No number has an interval over launches on both sides." in text.opening
+    assert "Disjoint intervals" not in text.opening
     assert not any("one in twenty" in limit for limit in text.limits)

@@ -163,7 +163,7 @@ def test_a_damaged_or_newer_file_is_refused_with_the_remedy(
     tax = made("connector-tax")
     folder = Path(shutil.copytree(tax.folder, tmp_path / "out"))
     path = RunLayout(folder).comparable
-    path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":2', b'"format":99', 1))
+    path.write_bytes(content if content is not None else path.read_bytes().replace(b'"format":3', b'"format":99', 1))
     with pytest.raises(ResultsError, match=says) as caught:
         compare_runs(tax.run, folder)
     assert "tracon export" in caught.value.remedy
@@ -188,6 +188,19 @@ def test_format_1_named_the_reference_rate_of_a_tax_and_states_its_rate_when_rea
     ]  # fmt: skip
     assert read.id == "tax_ttft_p90 of nixl_both in B at 64 req/s, 128x32"
     assert (unnamed.key, unnamed.id) == (read.key, "")
+
+
+def test_format_2_identified_loads_and_grids_less_well(tmp_path: Path) -> None:
+    latency = {"table": "Latencies", "key": {"phase": "Bp"}, "estimate": {"value": 1.0}}
+    named = {**latency, "id": "ttft_s p90 of plain in Bp at 64.0 req/s, 128x32"}
+    facts = {"run": "monday", "experiment": "connector-tax"}
+    loads = {"H1": "64 req/s, 512x32", "H5": "16 and 32 req/s"}
+    grid = {**latency, "id": "TTFT of the handover over the combined engine, grid of 6"}
+    exported = {"format": 2, "comparable": {"facts": facts, "measures": [named, latency, grid], "loads": loads}}
+    RunLayout(tmp_path).comparable.write_text(json.dumps(exported))
+    comparable = read_comparable(tmp_path)
+    assert [one.id for one in comparable.measures] == ["ttft_s p90 of plain in B at 64.0 req/s, 128x32", "", ""]
+    assert comparable.loads == {"H1": "64 req/s, 512x32"}
 
 
 @pytest.mark.parametrize(

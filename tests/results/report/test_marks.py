@@ -7,15 +7,7 @@ import pandas as pd
 import pytest
 
 from results.report.ink import PENS, pens, sheet
-from results.report.marks import (
-    SATURATED,
-    Bars,
-    draw_bars,
-    draw_dots,
-    draw_grid,
-    scale_time_axis,
-    set_apart,
-)
+from results.report.marks import SATURATED, Bars, draw_bars, draw_dots, draw_grid, scale_time_axis, set_apart
 
 
 def bars(*rows: tuple[float | None, float | None, float | None, bool]) -> Bars:

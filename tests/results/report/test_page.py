@@ -298,11 +298,3 @@ def test_a_long_text_is_cut_between_clauses_and_never_inside_brackets() -> None:
     assert cut_text("at first 12 [10, 14] ms and more", 14) == "at first 12 ..."
     assert cut_text("one clause; then 12 [10, 14] ms and more", 30) == "one clause; then 12 [10, 14] ..."
     assert cut_text("one clause; then 12 [10, 14] ms and more", 27) == "one clause ..."
-
-
-def test_what_has_no_room_is_counted() -> None:
-    answers = tuple(PageAnswer(f"a{number}", "", "said.") for number in range(MOST_ANSWERS + 3))
-    questions = tuple(OpenQuestion(f"q{number}", "asked.", "a run") for number in range(MOST_QUESTIONS + 2))
-    page = fit_page(Page("?", (), "", answers, questions))
-    assert page.answers[-1].text == "3 further answers, in the appendix."
-    assert page.undecided[-1].text == f"q{MOST_QUESTIONS}, q{MOST_QUESTIONS + 1} (in the appendix)."

@@ -37,19 +37,15 @@ def _loop(world: World, *truths: Truth) -> tuple[Coupling, ...]:
 
 
 @SIMULATIONS
-@pytest.mark.parametrize("trials", [1, 3])
-def test_a_known_slope_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
+@pytest.mark.parametrize(("trials", "slope_s"), [(1, 0.02), (3, 0.02), (1, 0.0)])
+def test_a_known_slope_lies_in_its_interval_as_often_as_promised(
+    trials: int, slope_s: float, seeds: Sequence[int]
+) -> None:
     hits = []
     for seed in seeds:
-        (row,) = _loop(replace(WORLD, seed=seed, trials=trials), COUPLED)
-        hits.append(covers(row.slope_s, 0.02))
+        (row,) = _loop(replace(WORLD, seed=seed, trials=trials), replace(COUPLED, slope_s=slope_s))
+        hits.append(covers(row.slope_s, slope_s))
     assert as_promised(hits)
-
-
-@SIMULATIONS
-def test_without_coupling_the_slope_is_not_distinguishable_from_zero(seeds: Sequence[int]) -> None:
-    world = replace(WORLD, trials=1)
-    assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in seeds)
 
 
 def test_where_a_replay_ended_early_the_loop_has_no_interval() -> None:
@@ -163,17 +159,6 @@ def _row(arrivals: float, turns: float, service: float, think: float, at: float,
         label="a", **one, in_system=none, held_back=none, session_delay_s=none, loop_gain=none, equilibrium=none,
         gain=none, sensitivity=none, why_no_loop="",
     )  # fmt: skip
-
-
-def test_the_curve_is_the_specifications_formula_where_nothing_is_scaled() -> None:
-    """L*/(1 - Lambda N W'(L*)) at the fixed point of L = Lambda N W(L): 20 turns of 2 s, 10 sessions (section 2.3)."""
-    flow, slope = 5.0, 0.1
-    empty = 2.0 - slope * 10
-    fixed = flow * empty / (1 - flow * slope)
-    assert fixed == pytest.approx(10.0)
-    found = specified_curve(_row(0.25, 20, 2.0, 0.0, 10.0, slope), np.array([2.0]))
-    assert not isinstance(found, str)
-    assert found[0] == pytest.approx(fixed / (1 - flow * slope))
 
 
 @settings(deadline=None)

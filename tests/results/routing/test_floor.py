@@ -253,19 +253,6 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
     assert "no KV was moved in this run" in said["D2"].reason
 
 
-def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
-    found = floor_of({
-        "plain": PLAIN,
-        "mean 50": ({"load_floor_bonus": 50}, spread((5, 5, 0), 0.9)),
-        "mean 200": (BONUS, spread((4, 3, 3), 0.9)),
-        "max 200": ({"load_floor_bonus": 200, "floor_form": "max"}, spread((5, 5, 0), 0.9)),
-    })  # fmt: skip
-    said = answered(found)
-    assert said["D5"].outcome == Outcome.HOLDS
-    assert said["D6"].outcome == Outcome.HOLDS
-    assert said["D6"].reason.startswith("K = 200 of 50, 200 do")
-
-
 NO_REQUESTS = DecodeRequests(0, None, 0)
 
 
@@ -350,6 +337,39 @@ def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estim
     assert ("is better by TTFT p90" in said.reason) == (answer is not None)
     excluded = "TTFT p90 1.10 [0.800, 1.40] times (TTFT p90: effects below -20.0 % and above +40.0 % are excluded)"
     assert (excluded in said.reason) == (answer is None)
+
+
+LEAST = {
+    "even": Estimate(0.3, 0.28, 0.32, launches=3), "cold": Estimate(0.02, 0.0, 0.04, launches=3),
+}  # fmt: skip
+"""Smallest shares of a D, an even one being a third, with intervals that have a p."""
+
+
+def of_form(form: str, k: int, least: str, **more: Any) -> FloorVariant:
+    parameters = {"load_floor_bonus": k, "floor_form": form, **more}
+    return variant(f"{form} {k}", parameters=parameters, **shares(LEAST[least], SAME))
+
+
+def test_every_pair_of_forms_answers_and_the_first_one_not_alone() -> None:
+    plain = variant("plain", **shares(COLD, None))
+    at_200 = of_form("mean", 200, "even"), of_form("max", 200, "cold")
+    at_50 = of_form("mean", 50, "cold"), of_form("max", 50, "cold")
+    alone, beside = answered(run_of(plain, *at_200))["D5"], answered(run_of(plain, *at_50, *at_200))["D5"]
+    assert (alone.outcome, beside.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
+    assert beside.reason.startswith("mean 200: smallest share"), "the pair that decides comes first"
+    assert "neither spreads the sessions: mean 50: smallest share" in beside.reason
+    assert alone.p is not None
+    assert beside.p == pytest.approx(2 * alone.p), "one of two pairs may decide"
+    turned = of_form("mean", 50, "cold"), of_form("max", 50, "even")
+    both = answered(run_of(plain, *turned, *at_200))["D5"]
+    assert (both.outcome, both.p) == (Outcome.UNDECIDED, 1.0)
+    assert both.reason.startswith("two pairs contradict each other: ")
+
+
+def test_two_forms_that_differ_in_another_fix_too_are_no_pair() -> None:
+    plain = variant("plain", **shares(COLD, None))
+    asked = answered(run_of(plain, of_form("mean", 200, "even"), of_form("max", 200, "cold", cold_bonus=9)))["D5"]
+    assert asked.outcome == Outcome.OPEN
 
 
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
@@ -674,21 +694,20 @@ def test_timeouts_and_quarantines_are_judged_under_one_load() -> None:
     assert beside["Q1.D, KV cache 16 MiB"].outcome == Outcome.FAILS
 
 
-def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
-    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(EVEN, SAME)) for k in (50, 100)]
+@pytest.mark.parametrize(("least", "which"), [(EVEN, "50, 100"), (COLD, "none")])
+def test_a_grid_without_the_asked_k_leaves_it_open(least: Estimate, which: str) -> None:
+    """No smaller K says that the asked one fails."""
+    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(least, SAME)) for k in (50, 100)]
     said = answered(run_of(variant("plain", **shares(COLD, None)), *both))["D6"]
-    assert said.outcome == Outcome.OPEN
-    assert said.reason.startswith("K = 200 was not run; K = 50, 100 of 50, 100 do")
-    forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
+    assert (said.outcome, said.p) == (Outcome.OPEN, None)
+    assert said.reason.startswith(f"K = 200 was not run; K = {which} of 50, 100 do")
+
+
+def test_a_grid_has_one_form() -> None:
+    asked = {"load_floor_bonus": 100}
+    forms = [variant(form, parameters=asked | {"floor_form": form}, **shares(EVEN, SAME)) for form in ("max", "mean")]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
     assert "only K = " in mixed.reason
-
-
-def test_no_smaller_k_says_that_the_asked_one_fails() -> None:
-    neither = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(COLD, SAME)) for k in (50, 100)]
-    said = answered(run_of(variant("plain", **shares(COLD, None)), *neither))["D6"]
-    assert (said.outcome, said.p) == (Outcome.OPEN, None)
-    assert said.reason.startswith("K = 200 was not run; K = none of 50, 100 do")
 
 
 def test_a_grid_with_the_asked_k_goes_before_a_longer_one_without_it() -> None:
@@ -806,6 +825,17 @@ def test_the_numbers_of_a_bonus_have_their_bounds() -> None:
         assert re.search(r"smallest share of the sessions 30\.0 % \[\d+\.\d, \d+\.\d\] \(even 33 %", said[point].reason)
     assert re.search(r"B: floor 200 against B: floor 200, max: direct to D [^;]+ \[[^]]+\]", said["D5"].reason)
     assert re.search(r"the least clear: B: floor [^;]+ \[[^]]+\]", said["D7"].reason)
+
+
+def test_decision_points_name_the_arms_that_they_are_judged_over() -> None:
+    over = {one.what: one.over for one in judge_decision_points(arms_of_every_rule())}
+    assert over["D1"] == "B: floor 200, B: floor 200, max, B: floor 50, overlap first"
+    assert over["D2"] == "overlap first, overlap first, timeout 30 s"
+    assert over["D5"] == "B: floor 200, B: floor 200, max"
+    assert over["D6"] == "B: floor 200, B: floor 50"
+    assert over["Q1.E"] == "Q1.E: back-pressure, overlap first"
+    without = {one.what: one.over for one in judge_decision_points(run_of(variant("plain")))}
+    assert (without["D1"], without["D2"]) == ("plain", "")
 
 
 def test_refusals_are_counted_and_the_page_says_so() -> None:

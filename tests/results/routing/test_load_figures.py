@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.text import Annotation
 
 from results.report.figure import Figure
 from results.report.policy_pens import POLICY_PENS, assign_pens
 from results.routing.load_figures import CELL, MEASURED, draw_coupling, draw_occupancy
 from results.routing.loads import strip_load
+from tests.results.overlaps import leader_colors
 from tests.results.report.test_policy_pens import FIRST, SECOND
 
 
@@ -43,16 +41,10 @@ def occupancy(policies: dict[str, str]) -> Figure:
     return Figure(3, "", "", table, {"wall": 0.9}, pens=assign_pens(policies))
 
 
-def named_colors(axes: Axes) -> dict[str, str]:
-    """The color of the leader to each name."""
-    named = [text for text in axes.texts if isinstance(text, Annotation)]
-    return {text.get_text(): to_hex(text.arrow_patch.get_edgecolor()) for text in named if text.arrow_patch}
-
-
 def test_both_figures_of_two_runs_draw_a_policy_alike() -> None:
-    in_figure_8 = [named_colors(draw_coupling(coupling(run)).axes[1]) for run in (FIRST, SECOND)]
+    in_figure_8 = [leader_colors(draw_coupling(coupling(run)).axes[1]) for run in (FIRST, SECOND)]
     in_figure_4b = [
-        {name.removesuffix(", measured"): color for name, color in named_colors(axes).items()}
+        {name.removesuffix(", measured"): color for name, color in leader_colors(axes).items()}
         for axes in (draw_occupancy(occupancy(run)).axes[0] for run in (FIRST, SECOND))
     ]
     for label in ("sticky", "EAR"):

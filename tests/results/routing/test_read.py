@@ -123,27 +123,6 @@ def test_without_the_breakdown_the_decision_log_is_counted(root: Path) -> None:
     assert after.picks.reasons == {"affinity": 18, "cold": 6}
 
 
-def test_a_breakdown_of_format_1_is_read_by_the_present_names(root: Path) -> None:
-    layout = TrialLayout(root / CELL)
-    row = msgspec.json.decode(layout.breakdown.read_bytes())
-    row["picks"]["leg_tokens"] = row["picks"].pop("transfer_prompt_tokens") + 7
-    layout.breakdown.write_bytes(msgspec.json.encode(row | {"format": 1}))
-    picks = _load(root).picks
-    assert picks is not None
-    assert picks.transfer_prompt_tokens == 7
-
-
-def test_a_breakdown_of_a_later_format_is_a_gap_and_the_log_is_counted(root: Path) -> None:
-    layout = TrialLayout(root / CELL)
-    before = _load(root)
-    row = msgspec.json.decode(layout.breakdown.read_bytes())
-    layout.breakdown.write_bytes(msgspec.json.encode(row | {"format": 3}))
-    after = _load(root)
-    assert after.picks == before.picks
-    reason = "has format 3; this Tracon reads formats 1 and 2; counted from the decision log"
-    assert after.gaps == (Gap(f"{CELL}/breakdown.json", reason),)
-
-
 def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> None:
     written = msgspec.json.decode(TrialLayout(root / CELL).summary.read_bytes())
     found = msgspec.to_builtins(summary_of(_load(root)))
@@ -162,12 +141,6 @@ def test_a_planned_prefill_length_without_a_row_is_a_gap(root: Path) -> None:
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no run folder"):
         analyze(tmp_path / "nothing")
-
-
-def test_a_run_without_anything_says_so(tmp_path: Path) -> None:
-    analysis = analyze(tmp_path)
-    assert (analysis.cells, analysis.labels, analysis.standings) == ((), (), ())
-    assert {gap.artifact for gap in analysis.gaps} == {"plan.json"}
 
 
 def _rewrite(folder: Path, *, turns: dict[str, object] | None = None, record: dict[str, object] | None = None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from results.registry import compare_runs
 from results.routing.analyze import analyze
 from results.routing.loads import Load
 from results.routing.scale import Scale
@@ -128,17 +129,30 @@ def test_one_load_has_no_trend_and_loads_that_differ_twice_are_none() -> None:
     assert judge_ratios(STATIC_PD, "trace", {0.1: 1.1, 0.6: 2.0}) == {}
 
 
-def test_a_run_with_several_kv_pools_has_the_claim_in_its_report(tmp_path: Path) -> None:
-    sizes = [(f"kv_cache_memory_bytes={size * MIB}", size * MIB) for size in (8, 16)]
+def write_pools(folder: Path, *sizes_mib: int) -> Path:
+    """A run of static pools and EAR with each of these KV pools."""
+    sizes = [(f"kv_cache_memory_bytes={size * MIB}", size * MIB) for size in sizes_mib]
     truths = [
         *(Truth(f"pools {text}", "static_pd", 0.3, prefill=1, kv_cache_memory_bytes=size) for text, size in sizes),
         *(Truth(f"EAR {text}", "ear", 0.1, parameters=EAR, kv_cache_memory_bytes=size) for text, size in sizes),
     ]
-    analysis = analyze(write_run(tmp_path, World(sessions=20, turns=4), truths))
+    return write_run(folder, World(sessions=20, turns=4), truths)
+
+
+def test_a_run_with_several_kv_pools_has_the_claim_in_its_report(tmp_path: Path) -> None:
+    analysis = analyze(write_pools(tmp_path, 8, 16))
     (claim,) = (one.judgement for one in analysis.claims_by_load if one.what == "kv-pool")
     assert (claim.name, claim.label) == (POOL, "not testable at this scale"), "two instances"
     assert len(claim.numbers) == 2
     assert claim.claim in report_text(analysis)
+
+
+def test_the_claim_over_other_kv_pools_is_another_question(tmp_path: Path) -> None:
+    comparison = compare_runs(write_pools(tmp_path / "two", 8, 16), write_pools(tmp_path / "three", 8, 16, 32))
+    (pool,) = (one for one in comparison.incomparable if one.name == POOL)
+    assert [at.count("; ") + 1 for at in (pool.first_at, pool.second_at)] == [2, 3]
+    assert pool.second_at.startswith(pool.first_at), "from the smallest pool to the largest"
+    assert POOL not in {one.name for one in comparison.verdicts}
 
 
 def judge_grid(times: Mapping[tuple[float, float], float], scale: Scale = LARGE) -> dict[str, Judgement]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES
+from results.traces.description import GIB, KV_POOL_BYTES
 from results.traces.statistics import measure_capacity, measure_kv_footprint, measure_skew, measure_spread
 
 
@@ -24,11 +24,6 @@ def test_the_specifications_capacity_table(percentile: float, gib: float, fit: i
 
 def test_1_8_gib_taken_to_the_letter_fit_21_times() -> None:
     assert measure_capacity(50, 1.8 * GIB, KV_POOL_BYTES).per_instance == 21  # 20 needs the unrounded median
-
-
-def test_the_pool_is_forty_percent_of_96_gib_and_its_token_that_of_the_specification() -> None:
-    assert pytest.approx(38.4) == KV_POOL_BYTES / GIB
-    assert pytest.approx(3.3, abs=0.01) == 33_600 * BYTES_PER_TOKEN / 1e9  # "33.6k tokens need 3.3 GB"
 
 
 def test_footprints_are_of_tokens_and_those_beyond_the_pool_are_counted() -> None:

@@ -40,7 +40,7 @@ from runners.cli.asking import ask_run
 from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import operator_requests
-from state.errors import DiskFull, LeaseHeld
+from state.errors import DiskFull, LeaseHeld, RequestRefused
 from state.model import RunView
 from state.process_identity import this_process
 from state.store import RunStore
@@ -274,17 +274,6 @@ async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> 
     assert "a test asked" in view.reason
 
 
-async def test_stop_waits_for_the_running_cell(tmp_path: Path) -> None:
-    folder = new_run(tmp_path / "run")
-    code, _ = await run_with(folder, (0.01, "stop", ""))
-    view = view_of(folder)
-    assert code == ExitCode.INTERRUPTED
-    assert not view.current_cells
-    code, _ = await run_with(folder)
-    assert code == ExitCode.DONE
-    assert set(times_done(folder).values()) == {1}
-
-
 async def test_pause_releases_the_engine_and_resume_goes_on(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run")
     code, experiment = await run_with(folder, (0.05, "pause", ""), (0.8, "resume", ""))
@@ -311,6 +300,19 @@ async def test_what_is_skipped_without_a_process_is_in_the_folder_and_what_skips
     ask_run(folder, "skip", "cell:s1-c0", "")
     await run_with(folder)
     assert read_skipped(folder) == ({"s1-c0": ""}, ())
+
+
+@pytest.mark.parametrize("action", ["skip", "retry"])
+def test_a_target_that_the_plan_has_not_is_corrected_also_without_a_process(tmp_path: Path, action: str) -> None:
+    folder = new_run(tmp_path / "run")
+    with pytest.raises(RequestRefused, match="the plan has no cell 's1-c9'") as refused:
+        ask_run(folder, action, "cell:s1-c9", "")
+    assert "s1-c" in refused.value.remedy
+
+
+def test_a_target_without_a_failed_cell_is_refused(tmp_path: Path) -> None:
+    answer = ask_run(new_run(tmp_path / "run"), "retry", "cell:s1-c0", "")
+    assert (answer["accepted"], answer["detail"]) == (False, "no cell has failed in cell:s1-c0")
 
 
 async def test_a_skip_that_cannot_be_recorded_is_refused_and_fails_no_cell(tmp_path: Path) -> None:
@@ -522,13 +524,6 @@ async def test_an_engine_that_ended_without_an_error_of_its_own_was_ended_from_o
     cell = view.cells["s0-c1"]
     assert cell.state is state
     assert cell.attempts[0].reason.endswith(reason)
-
-
-async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) -> None:
-    view = await run_mortal(new_run(tmp_path / "run"), 9, CellFailed("the engine died"))
-    cell = view.cells["s0-c1"]
-    assert (cell.state, cell.attempt, cell.reason) == (CellState.FAILED, 2, "the engine died")
-    assert len(cell.attempts) == 2
 
 
 async def test_an_engine_that_dies_at_its_start_was_tried_twice_already(tmp_path: Path) -> None:

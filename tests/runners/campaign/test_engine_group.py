@@ -59,7 +59,7 @@ class Fleet:
 def plan(folder: Path, count: int = 3, **changed: Any) -> GroupPlan:
     settings: dict[str, Any] = {"ports": 1, "events": False, "gpus": 0} | changed
     role: Role = "both"
-    return GroupPlan("plain", tuple(role for _ in range(count)), folder, **settings)
+    return GroupPlan(("plain",) * count, (role,) * count, folder, **settings)
 
 
 async def test_every_engine_has_its_own_ports_and_files_and_all_are_stopped(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ async def test_every_engine_has_its_own_ports_and_files_and_all_are_stopped(tmp_
 
 async def test_engines_that_only_decode_have_arguments_of_their_own(tmp_path: Path) -> None:
     fleet = Fleet()
-    pools = GroupPlan("plain", ("prefill", "decode", "both"), tmp_path, 3, True, 0, decode_args=("--one", "1"))
+    pools = GroupPlan(("plain",) * 3, ("prefill", "decode", "both"), tmp_path, 3, True, 0, decode_args=("--one", "1"))
     async with engine_group(cast(Launcher, fleet), pools):
         pass
     args = {each["name"]: each["args"] for each in fleet.started}

@@ -11,7 +11,7 @@ from launch.profile import load_profile
 from results.records.events import InstanceChanged, InstanceState, Noted
 from runners.campaign import run_process
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.free_gpus import explain_skipped_gpus, require_free_gpus, take_free_gpus
+from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, take_free_gpus
 from runners.campaign.start import Prepared
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named

@@ -69,7 +69,8 @@ async def test_engines_share_a_gpu_start_in_turn_and_find_their_model(
             layout=layout, date="20990101", store=store,
         )  # fmt: skip
         role: Role = "both"
-        plan = GroupPlan("mooncake_both", (role,) * ENGINES, tmp_path / "group", ports=2, events=False, gpus=1)
+        configs, roles = ("mooncake_both",) * ENGINES, (role,) * ENGINES
+        plan = GroupPlan(configs, roles, tmp_path / "group", ports=2, events=False, gpus=1)
         async with engine_group(launcher, plan) as members:
             engines = [member.engine for member in members]
             specs = [one.spec for one in engines]

@@ -9,7 +9,7 @@ import pytest
 from launch.gpu_devices import VISIBLE
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
-from runners.campaign.gpu_room import require_gpu_room
+from runners.campaign.gpus import require_gpu_room
 from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
 from tests.fake_gpus import FakeGpu, make_host

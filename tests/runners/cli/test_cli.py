@@ -47,6 +47,12 @@ def test_every_command_and_option_has_help() -> None:
                 assert parameter.help, f"{name} --{parameter.name} is missing its help"
 
 
+def test_the_list_of_commands_is_grouped() -> None:
+    listed = [one for one in get_command(app).commands.values() if not one.hidden]  # type: ignore[attr-defined]
+    assert [one.name for one in listed if not isinstance(one.rich_help_panel, str)] == []
+    assert len({one.rich_help_panel for one in listed}) == 5
+
+
 def test_version_and_help_with_shell_completion(tmp_path: Path) -> None:
     assert tracon("--version", workspace=tmp_path).stdout.startswith("tracon ")
     shown = tracon("--help", workspace=tmp_path)
@@ -202,6 +208,11 @@ def test_asking_for_a_run_that_is_not_there_says_what_is(tmp_path: Path) -> None
 def test_an_unknown_experiment_and_preset_are_refused(tmp_path: Path) -> None:
     assert "connector-tax" in refused(tracon("plan", "conector-tax", workspace=tmp_path))
     assert "demo" in refused(tracon("plan", "connector-tax", "--preset", "huge", workspace=tmp_path))
+
+
+def test_a_preset_of_another_profile_names_that_profile(tmp_path: Path) -> None:
+    text = refused(tracon("plan", "routing", "--preset", "fleet-light", workspace=tmp_path))
+    assert text.endswith("or a profile that has it: --profile h20-qwen3-coder-30b.")
 
 
 def test_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ class ScriptedAhead(Scripted):
         super().__init__(folder)
         context = cast(RunContext, SimpleNamespace(store=store))
         self.ahead: CellsAhead = CellsAhead(context, "measure", LOCAL, self._simulate, self.adopt)
-        cast(Any, self.ahead).simulations = Room(room)
+        cast(Any, self.ahead)._simulations = Room(room)
         self._ends = ends or {}
         self.held: dict[str, asyncio.Event] = {}
         self.seconds: Mapping[str, float] = {}

@@ -59,7 +59,7 @@ def cells_ahead(adopt: Adopt) -> tuple[CellsAhead, list[str]]:
         return SIMULATED
 
     ahead = CellsAhead(context, "replay", "local", simulate, adopt)
-    cast(Any, ahead).simulations = Room(len(CELLS))
+    cast(Any, ahead)._simulations = Room(len(CELLS))
     return ahead, simulated
 
 
@@ -70,9 +70,9 @@ async def test_a_stop_closes_the_simulations_and_one_before_the_first_cell_opens
     await ahead.stop()
     assert room.is_closed
     unopened, _ = cells_ahead(lambda cell: None)
-    del cast(Any, unopened).simulations
+    unopened._simulations = None
     await unopened.stop()
-    assert "simulations" not in unopened.__dict__
+    assert unopened._simulations is None
 
 
 async def test_what_is_finished_is_read_in_threads_and_not_simulated_again() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from results.records.events import RunChanged, RunState
+from results.records.layout import read_json
 from runners.campaign.experiment import RunOptions
-from runners.experiments.earlier_runs import find_newest, read_document
+from runners.experiments.earlier_runs import find_newest
 from state.store import RunStore
 from state.workspace import RunEntry, Workspace
 from tests.runners.prepared import prepare
@@ -45,8 +46,8 @@ def test_the_newest_finished_run_of_the_same_kind_that_tells_is_the_one(tmp_path
 
 def test_a_document_that_cannot_be_read_tells_nothing(tmp_path: Path) -> None:
     path = tmp_path / "document.json"
-    assert read_document(path, _Document) is None
+    assert read_json(path, _Document) is None
     contents = {b"{": None, b'{"sigma": "high"}': None, b'{"sigma": 0.5, "more": 1}': _Document(0.5)}
     for content, expected in contents.items():
         path.write_bytes(content)
-        assert read_document(path, _Document) == expected
+        assert read_json(path, _Document) == expected

@@ -44,7 +44,7 @@ class Measured:
 class Measure(Protocol):
     """Measures a cell of `short_spec` with these changes on a truth server that serves so."""
 
-    def __call__(self, served: Mapping[str, float] = ..., *, cut_once_sent: bool = ..., **changes: Any) -> Measured: ...
+    def __call__(self, served: Mapping[str, float] = ..., **changes: Any) -> Measured: ...
 
 
 def short_spec(url: str, path: Path, **changes: Any) -> LoadSpec:

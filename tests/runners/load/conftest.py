@@ -39,7 +39,7 @@ def server(running_server: TruthServer) -> TruthServer:
 def run_on_uvloop(
     run: Callable[[Spec, Callable[[AnyTick], None], asyncio.Event], Coroutine[Any, Any, Outcome]],
     spec: Spec,
-    cut_once_sent: int,
+    cut_once_sent: int = 0,
 ) -> tuple[Outcome, tuple[AnyTick, ...]]:
     """In this process, as the load process does; cut at the first tick that has sent this many (0 = never)."""
     ticks: list[AnyTick] = []
@@ -62,9 +62,9 @@ def run_on_uvloop(
 
 @pytest.fixture
 def measure(server: TruthServer, tmp_path: Path) -> Measure:
-    def run(served: Mapping[str, float] = AT_ONCE, *, cut_once_sent: bool = False, **changes: Any) -> Measured:
+    def run(served: Mapping[str, float] = AT_ONCE, **changes: Any) -> Measured:
         spec = short_spec(server.url(**served), tmp_path, **changes)
-        outcome, ticks = run_on_uvloop(run_cell, spec, cut_once_sent)
+        outcome, ticks = run_on_uvloop(run_cell, spec)
         return Measured(outcome, read_rows(spec.requests_path), server.take(), ticks)
 
     return run

@@ -73,8 +73,6 @@ def test_an_engine_that_gives_another_length_is_counted(measure: Measure) -> Non
     ("scenario", "words"),
     [
         ({"status": 500}, "HTTP 500: asked for 500"),
-        ({"status": 404}, "HTTP 404: asked for 404"),
-        ({"status": 400}, "HTTP 400: asked for 400"),
         ({"drop": 1}, "connection closed before any byte of the response"),
         ({"drop_headers": 1}, "connection closed mid-response"),
         ({"drop_after": 4}, "connection closed mid-response (after 4 token chunks)"),

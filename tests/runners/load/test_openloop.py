@@ -66,13 +66,6 @@ def test_slow_requests_of_the_window_get_time_to_finish(measure: Measure) -> Non
     assert cell.outcome.completed_in_window < cell.outcome.completed
 
 
-def test_a_cut_ends_the_cell_now_and_records_what_was_in_flight(measure: Measure) -> None:
-    cell = measure({"ttft_ms": 60_000}, min_duration_s=9.0, cut_once_sent=True)
-    assert cell.outcome.stop_reason == "cancelled"
-    assert cell.outcome.cut == cell.outcome.sent == len(cell.rows) > 0
-    assert (cell.outcome.t_end_ns - cell.outcome.t_start_ns) / 1e9 < 8
-
-
 def test_a_poisson_cell_sends_what_it_scheduled(measure: Measure) -> None:
     cell = measure(arrival="poisson", min_duration_s=1.0)
     assert cell.outcome.completed == cell.outcome.sent == len(cell.truth)

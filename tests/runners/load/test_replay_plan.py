@@ -16,20 +16,6 @@ def plan(trace: Trace, pace: Pace = Pace()) -> ReplayPlan:  # noqa: B008  # froz
     return plan_replay(trace, [(0, 0)] * trace.requests, pace)
 
 
-def test_a_turn_waits_its_think_time_after_the_end_of_the_one_before() -> None:
-    made = plan(trace_of(chain("a", 3, think_s=0.25)))
-    assert [one.waits for one in made.turns] == [0, 1, 1]
-    assert [one.followers for one in made.turns] == [(1,), (2,), ()]
-    assert [one.pause_ns for one in made.turns[1:]] == [250_000_000] * 2
-    assert {one.anchor for one in made.turns} == {FROM_END}
-
-
-def test_without_think_times_the_gap_counts_from_the_send() -> None:
-    made = plan(trace_of(chain("a", 3, gap_s=0.5, think_s=None)))
-    assert [one.pause_ns for one in made.turns[1:]] == [500_000_000] * 2
-    assert [one.anchor for one in made.turns[1:]] == [0, 1]
-
-
 def test_gaps_may_be_asked_for_and_pauses_be_left_out() -> None:
     trace = trace_of(chain("a", 2, gap_s=0.5, think_s=0.1))
     gaps, none = plan(trace, Pace(think="gaps")), plan(trace, Pace(think="none"))
@@ -55,12 +41,6 @@ def test_the_cap_cuts_pauses_inside_a_session_and_the_span_by_as_much() -> None:
     assert made.trace_span_s == pytest.approx(100.0)
     alone = plan(trace_of(chain("a", 3, gap_s=63.0, think_s=60.0)), Pace(idle_gap_cap_s=2.0))
     assert alone.trace_span_s == pytest.approx(126.0 - 2 * 58.0)
-
-
-def test_scaling_comes_before_the_cap() -> None:
-    made = plan(trace_of(chain("a", 2, gap_s=10.0, think_s=8.0)), Pace(time_scale=0.5, idle_gap_cap_s=4.0))
-    assert made.turns[1].pause_ns == 4_000_000_000
-    assert made.trace_span_s == pytest.approx(5.0)
 
 
 def test_a_cap_keeps_what_ran_beside_each_other_beside_each_other() -> None:

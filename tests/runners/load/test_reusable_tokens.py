@@ -49,24 +49,6 @@ def test_it_is_what_a_cache_of_real_prompts_hits(made: Trace, block_tokens: int)
     assert count_reusable_tokens(made, block_tokens) == [hits[at] for at in places]
 
 
-def test_a_prompt_known_as_a_whole_still_computes_its_last_token() -> None:
-    same = trace([session("a", [turn([1, 2]), turn([1, 2], 1.0)])])
-    assert count_reusable_tokens(same, BLOCK) == [(0, 0), (BLOCK, BLOCK)]
-    assert count_reusable_tokens(same, 1) == [(0, 0), (2 * BLOCK - 1, 2 * BLOCK - 1)]
-    assert count_reusable_tokens(same, 5) == [(0, 0), (15, 15)]
-
-
-def test_a_block_larger_than_what_is_shared_cannot_be_reused() -> None:
-    apart = trace([session("a", [turn([1, 2])]), session("b", [turn([1, 3], 1.0)])])
-    assert count_reusable_tokens(apart, BLOCK) == [(0, 0), (BLOCK, 0)]
-    assert count_reusable_tokens(apart, BLOCK + 1) == [(0, 0), (0, 0)]
-
-
-def test_arrival_decides_and_the_order_of_the_answer_does_not_change() -> None:
-    crossed = trace([session("a", [turn([1], 0.0), turn([1, 2, 3], 9.0)]), session("b", [turn([1, 2, 4], 5.0)])])
-    assert count_reusable_tokens(crossed, BLOCK) == [(0, 0), (2 * BLOCK, BLOCK), (BLOCK, 0)]
-
-
 def test_a_partial_block_is_shared_as_far_as_both_have_it() -> None:
     partial = PARTIAL + 4  # five tokens
     sessions_trace = trace([session("a", [turn([1, partial]), turn([1, partial], 1.0), turn([1, partial, 2], 2.0)])])

@@ -88,20 +88,6 @@ def test_sessions_arrive_whatever_the_others_do() -> None:
     assert sessions.counts.delayed == 0
 
 
-def test_sub_agents_leave_together_and_are_waited_for() -> None:
-    family = Session(
-        "a",
-        (
-            turn(0, 0.0),
-            turn(0, 1.0, after=(0,), agent="one", think_s=0.0),
-            turn(0, 1.0, after=(0,), agent="two", think_s=1.0),
-            turn(1, 9.0, after=(1, 2), think_s=0.5),
-        ),
-    )
-    played, _ = play(plan_replay(trace_of(family), [(0, 0)] * 4, Pace()), service_s=4.0)
-    assert played.due_ns == {0: 0, 1: 4 * S, 2: 5 * S, 3: 9 * S + S // 2}
-
-
 def test_a_turn_that_waits_for_nothing_leaves_at_its_place_in_the_session() -> None:
     session = Session("a", (turn(0, 0.0), turn(0, 2.0, agent="beside"), turn(1, 9.0, after=(0,), think_s=0.0)))
     trace = trace_of(chain("first", 1), session)
@@ -121,15 +107,6 @@ def test_the_limit_holds_sessions_back_and_drops_none() -> None:
     assert sessions.delay_ns(0) == sessions.delay_ns(1) == 0
     assert sessions.delay_ns(2) == 20 * S - S // 5
     assert sessions.counts.delay_max_ns == sessions.delay_ns(5) == 40 * S + S // 10 - S // 2
-
-
-def test_or_it_is_ended_and_makes_room() -> None:
-    trace = trace_of(chain("a", 4), chain("b", 1))
-    played, sessions = play(plan_replay(trace, [(0, 0)] * 5, Pace()), failing=frozenset({1}), end=True, max_inflight=1)
-    assert played.given_up == [2, 3]
-    assert sorted(played.end_ns) == [0, 1, 4]
-    assert sessions.is_over
-    assert (sessions.counts.done, sessions.counts.failed, sessions.counts.active) == (2, 1, 0)
 
 
 def test_once_closed_nothing_more_becomes_due() -> None:

@@ -59,6 +59,13 @@ def test_a_spec_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text:
         read_load_spec(tmp_path / "nowhere")
 
 
+def test_a_spec_with_a_field_that_no_load_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_bytes(msgspec.json.encode(msgspec.to_builtins(SPEC) | {"drain": 5}))
+    with pytest.raises(LoadError, match="it has no field drain; it has url,"):
+        read_load_spec(path)
+
+
 def test_the_expected_window_is_what_both_minima_need() -> None:
     assert SPEC.expected_window_s == 60.0
     assert replace(SPEC, rate_per_s=0.5).expected_window_s == 400.0

@@ -52,10 +52,6 @@ def test_three_failures_in_a_row_open_it_and_a_success_between_does_not_count() 
     assert twice.note_failure(0, "500").state is BreakerState.OPEN
 
 
-def test_a_connection_that_cannot_be_made_opens_it_at_once() -> None:
-    assert not Breaker(RULES).note_failure(0, "refused", dead=True).lets_pass
-
-
 def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> None:
     opened = Breaker(RULES).note_failure(0, "refused", dead=True)
     assert opened.note_probe(0.5, "").state is BreakerState.OPEN

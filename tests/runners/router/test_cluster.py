@@ -202,19 +202,6 @@ def test_a_drained_instance_is_taken_back_and_a_second_of_its_name_is_refused() 
         cluster.add_member(Member("a", "http://two"))
 
 
-def test_an_instance_that_comes_back_gets_sessions_again() -> None:
-    bindings = Bindings()
-    cluster = Cluster([Member("a"), Member("b")], lambda: 50.0, bindings)
-    cluster.set_available("a", False, "connection refused")
-    assert at(cluster, "a").why_unavailable == "connection refused"
-    for n in range(10):
-        bindings.commit_binding(f"s{n}", "b", float(n))
-    moved = cluster.set_available("a", True)
-    assert len(moved) == 5
-    assert at(cluster, "a").active_sessions == 5
-    assert cluster.set_available("a", True) == (), "it was there already"
-
-
 def test_a_short_absence_moves_nobody() -> None:
     bindings = Bindings()
     cluster = Cluster([Member("a"), Member("b")], lambda: 50.0, bindings)

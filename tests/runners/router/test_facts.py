@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.router import facts
-from runners.router.facts import read_facts
+from runners.router.facts import read_facts, session_name
 from runners.router.prefix_index import block_keys
 
 JSON = st.recursive(
@@ -162,3 +162,12 @@ def test_no_field_is_refused_here(prompt: object, session: object, user: object,
     read = read_facts(json.dumps(body).encode(), 4, chat=chat)
     assert len(read.session) <= 256
     assert read.max_tokens >= 0
+
+
+def test_long_session_ids_that_begin_alike_are_different_sessions() -> None:
+    ids = ["x" * 255, "x" * 256, *(f"{'x' * 300}{number}" for number in range(3))]
+    names = [session_name(one) for one in ids]
+    assert len(set(names)) == len(ids)
+    assert names[:2] == ids[:2]
+    assert {len(name) for name in names[1:]} == {256}
+    assert [session_name(one.encode()) for one in ids] == names, "in the header as in the body"

@@ -78,21 +78,3 @@ async def test_a_migration_that_fails_leaves_the_session_where_it_is_and_is_coun
     assert first.outcome is not None
     assert (first.outcome.status, first.outcome.migration) == ("retried", "failed")
     assert (again.decision.reason, again.request.since_migration_s) == ("hot_no_target", None), "no cooldown began"
-
-
-async def test_a_second_turn_stays_while_the_first_is_on_its_way_and_does_not_bring_the_session_back(
-    tmp_path: Path,
-) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        async with hot(routed, both) as (source, target):
-            seen = len(target.seen)
-            target.ttft_s = source.ttft_s = 0.2
-            first = asyncio.create_task(routed.post("s", prompt=OWN))
-            await until(lambda: len(target.seen) > seen)
-            source.ttft_s = 0.5
-            second = await routed.post("s")
-            assert by(second) == source.name
-            assert by(await first) == target.name
-            assert routed.owner_of("s") == target.name
-        records = await routed.records(7)
-    assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1

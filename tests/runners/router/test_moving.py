@@ -135,19 +135,6 @@ async def test_a_transfer_that_comes_to_nothing_costs_only_that_the_target_compu
     assert (transfer.status, transfer.reason) == (status, "the link was cut")
 
 
-async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: Path) -> None:
-    """Its KV lives at the target from then on, wherever it came from."""
-    async with migrating(tmp_path) as on:
-        on.movement.finish("failed", "no answer")
-        assert by(await on.asking) == on.target.name
-        assert on.routed.owner_of("s") == on.target.name
-        assert await on.routed.metric('migrations_total{status="recomputed"}') == 1
-    outcome, _ = migrated(tmp_path)
-    assert outcome.migration == "recomputed"
-    steps = [line for tick in on.routed.ticks for line in tick.migrations]
-    assert ("done", "recomputed", "no answer") in [(line.phase, line.reason, line.text) for line in steps]
-
-
 async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears_of_it(tmp_path: Path) -> None:
     async with migrating(tmp_path) as on:
         seen = len(on.target.seen)

@@ -45,18 +45,6 @@ def test_texts_have_keys_too() -> None:
     assert byte_keys(b"x" * 63, 64) == ()
 
 
-def test_the_longest_prefix_is_found_and_matching_changes_nothing() -> None:
-    index = PrefixIndex(16, 3)
-    index.insert_keys(block_keys(range(48), 16))
-    assert index.count_matching(block_keys(range(100), 16)) == 48
-    assert index.count_matching(block_keys([*range(16), *range(900, 932)], 16)) == 16
-    assert index.count_matching(block_keys(range(900, 932), 16)) == 0
-    old = block_keys(range(32), 16)
-    index.count_matching(old)
-    index.insert_keys(block_keys(range(900, 932), 16))
-    assert index.count_matching(old) == 16, "looking did not make it young: its tail went first"
-
-
 def test_a_prompts_last_token_is_never_cached() -> None:
     index = PrefixIndex(16)
     keys = block_keys(range(48), 16)
@@ -64,13 +52,6 @@ def test_a_prompts_last_token_is_never_cached() -> None:
     assert cached_by_instance({"a": index}, keys, 48) == {"a": 32}
     assert cached_by_instance({"a": index}, block_keys(range(49), 16), 49) == {"a": 48}
     assert cached_by_instance({"a": index}, (), 0) == {"a": 0}
-
-
-def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
-    index = PrefixIndex(16, 2)
-    index.insert_keys(block_keys(range(160), 16))
-    assert len(index) == 2
-    assert index.count_matching(block_keys(range(160), 16)) == 32
 
 
 def test_clearing_forgets_all() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from runners.errors import RunnerError
 from runners.router.decision_log import read_log, read_logs
@@ -86,15 +87,6 @@ def test_no_picks_give_no_agreement_instead_of_a_number() -> None:
     assert (comparison.agreement, comparison.recorded_met.new_tokens) == (None, None)
 
 
-def test_a_cut_log_is_used_as_far_as_it_goes_and_says_so(tmp_path: Path) -> None:
-    path = write_log(tmp_path / "decisions.jsonl", simulate("lmetric"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) - 200])
-    log = read_log(path, "decisions.jsonl")
-    assert len(log.records) == 39
-    assert [(gap.artifact, gap.reason) for gap in log.gaps] == [("decisions.jsonl", "line 40 is cut short")]
-
-
 def test_damaged_lines_are_named_and_the_rest_is_used(tmp_path: Path) -> None:
     path = write_log(tmp_path / "decisions.jsonl", simulate("lmetric"))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -108,6 +100,24 @@ def test_damaged_lines_are_named_and_the_rest_is_used(tmp_path: Path) -> None:
     for part in ("line 5 is damaged", "line 8 is damaged", "line 10 is damaged", "decide_us", "3 picks are not in it"):
         assert part in reasons
     assert what_if(log.records, make_policy("lmetric", {})).agreement == 1.0
+
+
+@pytest.mark.parametrize(
+    ("seqs", "reasons"),
+    [
+        ((0, 1, 2), []),
+        ((2, 5, 6), ["4 picks are not in it, between 0 and 4"]),
+        ((0, 0, 1), ["1 picks are in it twice"]),
+        ((-7, 0, 1), []),
+        ((0, 10**18), [f"{10**18 - 1} picks are not in it, between 1 and {10**18 - 1}"]),
+    ],
+)
+def test_picks_that_are_missing_are_counted_however_many(
+    seqs: tuple[int, ...], reasons: list[str], tmp_path: Path
+) -> None:
+    records = [structs.replace(one, seq=seq) for one, seq in zip(simulate("lmetric"), seqs, strict=False)]
+    log = read_log(write_log(tmp_path / "decisions.jsonl", records), "log")
+    assert [gap.reason for gap in log.gaps] == reasons
 
 
 def test_records_come_in_the_order_of_the_picks_whatever_the_file_has(tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from results.records.events import STEP_BUCKETS_US
 from results.records.schemas import MetricsRecord
 from runners.samplers.engine import Gauges, MetricsSampler, MetricsText, SamplerError, StepTail, read_gauges
+from tests.results.records.ring_file import RingFile, engine_rows
 from tests.servers.truth_server import TruthServer
 
 PAGE = """# HELP vllm:num_requests_waiting Number of requests waiting.
@@ -121,40 +121,21 @@ async def test_samples_that_cannot_be_kept_are_an_error(server: TruthServer, tmp
     assert refused.value.remedy
 
 
-FIELDS = [f"column{number}" for number in range(16)]
-FIELDS[6], FIELDS[7], FIELDS[11] = "prefill_tokens", "decode_tokens", "engine_step_ns"
+def engine_ring(folder: Path, **status: object) -> RingFile:
+    return RingFile(folder / "engine_step.engine.7.ring", "engine", 7, capacity=64, status=status)
 
 
-class Ring:
-    """An engine's step ring, as the probe writes it."""
-
-    def __init__(self, path: Path, *, available: bool = True, reason: str | None = None) -> None:
-        self.path = path
-        self.count = 0
-        info = json.dumps(
-            {"fields": FIELDS, "role": "engine", "pid": 1, "step_timing_available": available, "reason": reason}
-        ).encode()
-        head = struct.pack("<8sIIQQq16s4xI", b"TRCRING1", 4096, 128, 64, 0, 1, b"engine", len(info)) + info
-        path.write_bytes(head.ljust(4096, b"\0"))
-
-    def write(self, steps: Sequence[tuple[float, int]]) -> None:
-        """Append steps of (duration in us, tokens)."""
-        with self.path.open("r+b") as file:
-            for step_us, tokens in steps:
-                row = [-(2**63)] * 16
-                row[6], row[7], row[11] = 0, tokens, round(step_us * 1e3)
-                file.seek(4096 + (self.count % 64) * 128)
-                file.write(struct.pack("<16q", *row))
-                self.count += 1
-            file.seek(24)
-            file.write(struct.pack("<Q", self.count))
+def write_steps(ring: RingFile, steps: Sequence[tuple[float, int]]) -> None:
+    """Append steps of (duration in us, tokens)."""
+    durations_us, tokens = np.array(steps).T
+    ring.put(engine_rows(len(steps), engine_step_ns=durations_us * 1e3, decode_tokens=tokens))
 
 
 def test_steps_since_the_last_poll_are_bucketed(tmp_path: Path) -> None:
-    ring = Ring(tmp_path / "engine_step.engine.7.ring")
-    ring.write([(5.0, 1)] * 9)  # before the cell
+    ring = engine_ring(tmp_path)
+    write_steps(ring, [(5.0, 1)] * 9)  # before the cell
     with StepTail(tmp_path) as tail:
-        ring.write([(100.0, 1), (101.0, 3), (1500.0, 1), (2e6, 1), (7.0, 0)])
+        write_steps(ring, [(100.0, 1), (101.0, 3), (1500.0, 1), (2e6, 1), (7.0, 0)])
         seen = tail.poll()
         assert len(seen.counts) == len(STEP_BUCKETS_US) + 1
         assert {edge: n for edge, n in zip((*STEP_BUCKETS_US, "rest"), seen.counts, strict=True) if n} == {
@@ -171,12 +152,12 @@ def test_steps_since_the_last_poll_are_bucketed(tmp_path: Path) -> None:
 def test_a_ring_that_appears_later_is_read_from_its_beginning(tmp_path: Path) -> None:
     with StepTail(tmp_path) as tail:
         assert tail.poll().counts == ()
-        Ring(tmp_path / "engine_step.engine.7.ring").write([(300.0, 1)])
+        write_steps(engine_ring(tmp_path), [(300.0, 1)])
         assert sum(tail.poll().counts) == 1
 
 
 def test_a_probe_without_step_timing_gives_no_counts(tmp_path: Path) -> None:
-    Ring(tmp_path / "engine_step.engine.7.ring", available=False, reason="Scheduler.schedule has another signature")
+    engine_ring(tmp_path, step_timing_available=False, reason="Scheduler.schedule has another signature")
     with StepTail(tmp_path) as tail:
         assert tail.poll().counts == ()
 

@@ -167,12 +167,6 @@ def test_a_kernel_without_the_drivers_file_may_have_gpus(tmp_path: Path, monkeyp
     assert "pip install nvidia-ml-py" in str(open_gpus())
 
 
-def test_without_the_optional_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_host(tmp_path, monkeypatch)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert "pip install nvidia-ml-py" in str(open_gpus())
-
-
 def test_a_driver_that_stops_answering_ends_the_samples_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

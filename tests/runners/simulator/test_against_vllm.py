@@ -13,10 +13,10 @@ import pytest
 
 from launch.environment import find_engine
 from launch.tiny_model import write_tiny_model
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.engine import Engine
 from runners.simulator.job import Job
-from runners.simulator.step_time import StepTime
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from results.measures.requests import latency_samples
 from results.records.schemas import CellRecord
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.cli import app
 from runners.cli.simulate import calibration_tables
 from runners.errors import RunnerError
@@ -42,9 +43,8 @@ from runners.simulator.calibrate import (
     simulate_cell,
 )
 from runners.simulator.check import _join_loads
-from runners.simulator.engine import EngineModel
 from runners.simulator.engine_file import EngineFile, read_engine
-from runners.simulator.step_time import Noise, ResidualNoise, StepTime, draw_residuals
+from runners.simulator.step_time import Noise, ResidualNoise, StepWork, draw_residuals, predict_step_s
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
 
 
@@ -70,7 +70,9 @@ def test_the_fit_finds_the_coefficients_that_made_the_steps() -> None:
     prefill = np.where(draw.random(4000) < 0.3, draw.integers(1, 2000, 4000), 0).astype(float)
     decode = draw.integers(0, 60, 4000).astype(float)
     true = StepTime(0.002, 3e-5, 1e-4)
-    exact_s = np.array([true.step_s(int(p), 0.0, int(d), 0) for p, d in zip(prefill, decode, strict=True)])
+    exact_s = np.array(
+        [predict_step_s(true, StepWork(int(p), 0.0, int(d), 0)) for p, d in zip(prefill, decode, strict=True)]
+    )
     step, count, mape = fit_steps(short(prefill, decode, exact_s * draw.lognormal(0.0, 0.05, 4000)))
     assert step.base_s == pytest.approx(true.base_s, rel=0.03)
     assert step.prefill_token_s == pytest.approx(true.prefill_token_s, rel=0.03)
@@ -123,7 +125,10 @@ def test_long_prompts_and_answers_take_longer_than_their_tokens_alone() -> None:
         prefill, decode = np.tile([0.0, float(length)], 500), draw.integers(1, 30, 1000).astype(float)
         context, read = prefill * (length + 1) / 2, decode * (length + 16)
         exact_s = np.array(
-            [true.step_s(int(p), c, int(d), int(r)) for p, c, d, r in zip(prefill, context, decode, read, strict=True)]
+            [
+                predict_step_s(true, StepWork(int(p), c, int(d), int(r)))
+                for p, c, d, r in zip(prefill, context, decode, read, strict=True)
+            ]
         )
         works.append(BusySteps(prefill, decode, context, read, exact_s * draw.lognormal(0.0, 0.02, 1000)))
     step, _, _ = fit_steps(join_steps(works))
@@ -227,7 +232,7 @@ def test_a_load_has_one_error_for_each_held_out_cell_and_the_repetitions_of_its_
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     first, second = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.error for cell in first.cells] == pytest.approx((0.5, 2.0))
-    assert [cell.repetition for cell in first.cells] == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
+    assert [cell.repetition for cell in first.repeated] == pytest.approx(((0.5 + 0.5) / 2, (0.0 + 1.0) / 2))
     assert [cell.error for cell in second.cells] == pytest.approx((-0.5,))
     assert second.repeated == ()
     twice = _join_loads([Calibration(engine, 100, 0.1, cells)] * 2, "ttft_s", near_saturation=False)
@@ -266,7 +271,7 @@ def test_a_held_out_cell_is_compared_with_its_own_repetition_alone() -> None:
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.error for cell in load.cells] == pytest.approx((0.5, -0.25, 2.0, 0.5))
     every_other = (0.5 + 0.0 + 1.0 + 0.5) / 4
-    assert [cell.repetition for cell in load.cells] == pytest.approx((0.5, 0.75, 1.0, every_other))
+    assert [cell.repetition for cell in load.repeated] == pytest.approx((0.5, 0.75, 1.0, every_other))
 
 
 def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
@@ -283,7 +288,7 @@ def test_a_cell_of_the_same_launch_is_no_repetition() -> None:
     engine = EngineFile("an engine", EngineModel(StepTime(1e-5, 1e-5, 1e-5), 100_000))
     (load,) = Calibration(engine, 100, 0.1, cells).list_loads("ttft_s").values()
     assert [cell.launch for cell in load.cells] == ["run/plain-1", "run/plain-1", "run/plain-2"]
-    assert [cell.repetition for cell in load.cells] == pytest.approx((1.0, 1.0, 0.5))
+    assert [cell.repetition for cell in load.repeated] == pytest.approx((1.0, 1.0, 0.5))
 
 
 def test_a_cell_whose_client_fell_behind_is_neither_fitted_nor_compared(run_twice: Path) -> None:
@@ -390,6 +395,14 @@ def test_another_config_or_a_run_without_cells_is_refused(run: Path, tmp_path: P
         calibrate(run, "nothing")
     with pytest.raises(RunnerError, match="0 cells of plain"):
         calibrate(tmp_path)
+
+
+def test_a_model_is_not_written_to_a_file_that_a_simulation_would_read_as_toml(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    refused = CliRunner().invoke(app, ["simulate", "calibrate", str(run), "--out", str(out)]).exception
+    assert isinstance(refused, RunnerError)
+    assert "ends in .json" in refused.remedy
+    assert not out.exists()
 
 
 def test_the_command_writes_a_model_that_a_simulation_reads(run: Path, tmp_path: Path) -> None:

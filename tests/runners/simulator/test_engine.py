@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.records.simulation_spec import EngineModel, StepTime
 from runners.simulator import job_blocks
 from runners.simulator.clock import SimulatedClock
-from runners.simulator.engine import Engine, EngineModel
+from runners.simulator.engine import Engine
 from runners.simulator.job import Job, PromptTally
 from runners.simulator.kv_blocks import KvBlocks
 from runners.simulator.step_time import (
@@ -27,7 +28,6 @@ from runners.simulator.step_time import (
     ResidualNoise,
     SharedCores,
     StepNoise,
-    StepTime,
     prefill_context,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -13,9 +14,15 @@ import msgspec
 import psutil
 import pytest
 
+from results.records.simulation_spec import SimulationSpec
+from runners.load.replay_plan import ReplayPlan
 from runners.simulator.backends import LocalSimulations
+from runners.simulator.engine import Engine
+from runners.simulator.fleet import Fleet
+from runners.simulator.messages import SimulationError, SimulationOutcome
+from runners.simulator.replay import SimulatedReplay
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec
+from runners.simulator.workload import Workload
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace
 from tests.runners.simulator.test_simulate import make_spec
@@ -87,6 +94,29 @@ async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
             await asyncio.sleep(0.01)
     await run(simulations, make_spec(trace, "sticky", tmp_path / "second"), tmp_path / "second")
     await simulations.close()
+
+
+async def test_a_waiting_process_ends_by_sigterm(simulations: LocalSimulations, trace: Path, tmp_path: Path) -> None:
+    """It was started while the signal was blocked, and did not unblock it."""
+    await run(simulations, make_spec(trace, "sticky", tmp_path / "first"), tmp_path / "first")
+    (idle,) = list_processes()
+    os.kill(idle, signal.SIGTERM)
+    async with asyncio.timeout(WITHIN_S):
+        while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
+            await asyncio.sleep(0.01)
+    await simulations.close()
+
+
+def test_nothing_of_a_simulation_remains_in_memory_once_it_has_ended(trace: Path, tmp_path: Path) -> None:
+    kinds = (Workload, Fleet, Engine, SimulatedReplay, ReplayPlan)
+
+    def count_alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, kinds) for one in gc.get_objects())
+
+    before = count_alive()
+    simulate(make_spec(trace, "ear", tmp_path), lambda _: None)
+    assert count_alive() == before
 
 
 async def test_where_a_waiting_process_has_just_been_killed_the_error_names_the_signal(

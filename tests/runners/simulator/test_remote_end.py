@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from results.records.simulation_spec import SimulationSpec
+from runners.simulator.messages import SimulationError
 from runners.simulator.on_ray import RemoteEnd, simulate_remotely, take_end
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationSpec
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace
 from tests.runners.simulator.test_simulate import make_spec
@@ -29,7 +30,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_task(trace: Path, folder: Path, *, logs: bool) -> SimulationSpec:
     spec = make_spec(trace, "unified", folder)
-    return spec if logs else msgspec.structs.replace(spec, router=replace(spec.router, decisions_path=""))
+    return spec if logs else replace(spec, router=replace(spec.router, decisions_path=""))
 
 
 @pytest.mark.parametrize("logs", [True, False])

@@ -13,18 +13,18 @@ import pytest
 
 from results.measures.latency import TPOT
 from results.records.decisions import DecisionRecord, KvTransfer, Role
+from results.records.errors import SpecError
 from results.records.layout import TrialLayout
 from results.records.load_specs import ReplaySpec
 from results.records.router_spec import InstanceSpec, KvEndpoint, RouterSpec, TransferRules
 from results.records.schemas import RequestStatus
+from results.records.simulation_spec import EngineModel, Link, SimulationSpec, StepTime
 from results.records.turns import EngineSample, TurnRecord
 from runners.errors import RunnerError
 from runners.router.policies import POLICIES, make_policy
-from runners.simulator.engine import EngineModel
-from runners.simulator.engine_file import Link, engine_names, read_engine
+from runners.simulator.engine_file import engine_names, read_engine
+from runners.simulator.messages import SimulationError, SimulationOutcome, SimulationTick, read_simulation_spec
 from runners.simulator.simulate import simulate
-from runners.simulator.spec import SimulationError, SimulationOutcome, SimulationSpec, SimulationTick
-from runners.simulator.step_time import StepTime
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace
 from tests.runners.load.traces import chain, trace_of
@@ -81,7 +81,7 @@ def simulate_changed(
     spec: SimulationSpec, rules: TransferRules | None = None, **changes: Any
 ) -> tuple[SimulationOutcome, list[DecisionRecord]]:
     router = spec.router if rules is None else replace(spec.router, transfer=rules)
-    outcome = simulate(msgspec.structs.replace(spec, router=router, **changes), lambda _: None)
+    outcome = simulate(replace(spec, router=router, **changes), lambda _: None)
     return outcome, msgspec.json.Decoder(DecisionRecord).decode_lines(Path(router.decisions_path).read_bytes())
 
 
@@ -190,7 +190,7 @@ def test_a_tick_has_the_tpot_of_completed_turns_alone(trace: Path, tmp_path: Pat
 def test_without_a_decision_log_the_turns_are_the_same(policy: str, prefill: int, trace: Path, tmp_path: Path) -> None:
     run(trace, policy, tmp_path / "logged", prefill)
     spec = make_spec(trace, policy, tmp_path / "bare", prefill=prefill)
-    simulate(msgspec.structs.replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
+    simulate(replace(spec, router=replace(spec.router, decisions_path="")), lambda _: None)
     for name in ("metrics.jsonl", "engines.jsonl"):
         assert (tmp_path / "logged" / name).read_bytes() == (tmp_path / "bare" / name).read_bytes()
     assert not (tmp_path / "bare" / "decisions.jsonl").exists()
@@ -349,7 +349,7 @@ def test_a_turn_that_takes_too_long_is_given_up_and_its_session_goes_on(trace: P
 def test_noise_of_steps_depends_on_the_replays_seed_alone(trace: Path, tmp_path: Path) -> None:
     def served(seed: int, noise: float, name: str) -> bytes:
         spec = make_spec(trace, "unified", tmp_path / name, seed=seed)
-        simulate(msgspec.structs.replace(spec, step_noise=noise), lambda _: None)
+        simulate(replace(spec, step_noise=noise), lambda _: None)
         return (tmp_path / name / "engines.jsonl").read_bytes()
 
     one = served(1, 0.2, "one")
@@ -365,7 +365,7 @@ def test_each_request_takes_the_routers_latency_to_its_engine(tmp_path: Path) ->
     ttfts_s = []
     for name, seconds in (("none", 0.0), ("some", latency_s)):
         spec = make_spec(path, "unified", tmp_path / name, block_tokens=made.facts.block_tokens)
-        simulate(msgspec.structs.replace(spec, router_latency_s=seconds), lambda _: None)
+        simulate(replace(spec, router_latency_s=seconds), lambda _: None)
         turns = read_turns(tmp_path / name)
         ttfts_s.append([((turn.t_first_token_ns or 0) - (turn.t_send_ns or 0)) / 1e9 for turn in turns])
     assert len(ttfts_s[0]) == 4
@@ -429,6 +429,39 @@ def test_a_turn_that_fits_no_engine_fails_alone(tmp_path: Path) -> None:
 def test_blocks_of_another_size_than_the_traces_are_refused(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(SimulationError, match=f"blocks of {BLOCK} tokens, the spec of 16"):
         run(trace, "unified", tmp_path, block_tokens=16)
+
+
+@pytest.mark.parametrize("is_router_older", [False, True])
+def test_a_spec_of_the_first_version_is_read(is_router_older: bool, trace: Path, tmp_path: Path) -> None:
+    """Its router may be of the first version too, in which a rule of transfers had another name."""
+    spec = make_spec(trace, "sticky", tmp_path)
+    spec = replace(spec, router=replace(spec.router, transfer=TransferRules(priority=-1)))
+    row = msgspec.json.decode(msgspec.json.encode(spec))
+    del row["version"]
+    if is_router_older:
+        del row["router"]["version"]
+        row["router"]["transfer"] = {"leg_priority": -1}
+    path = tmp_path / "simulation.spec.json"
+    path.write_bytes(msgspec.json.encode(row))
+    assert read_simulation_spec(path) == spec
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"models": {"e0": MODEL}}, "models has none of e1, e2, e3"),
+        ({"step_noise": -0.1}, "step_noise is -0.1"),
+        ({"contention": float("nan")}, "contention is nan"),
+        ({"router_latency_s": -1.0}, "router_latency_s is -1.0"),
+        ({"prewarm_tokens": -1}, "prewarm_tokens is -1"),
+        ({"residuals": ((1.0,), ())}, "residuals has an empty list"),
+        ({"residuals": ((1.0, 0.0),)}, "a factor that is not above 0"),
+    ],
+)
+def test_a_spec_that_cannot_be_is_refused(changes: dict[str, Any], message: str, trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message) as refused:
+        replace(make_spec(trace, "sticky", tmp_path), **changes)
+    assert refused.value.remedy
 
 
 def test_an_unknown_engine_model_is_refused_with_those_there_are() -> None:

@@ -89,14 +89,6 @@ def test_the_json_has_what_is_asked_for() -> None:
     assert data["lengths"]["turns"]["mean"] == 2
 
 
-def test_what_arrives_later_is_not_seen_before_whatever_session_it_is_of() -> None:
-    long = session("long", [turn([1], 0.0), turn([1, 2], 9.0)])  # brings block 2 after the short one did
-    short = session("short", [turn([1, 2], 5.0)])
-    description = described(trace([long, short]))
-    assert description.reuse.intra_session_share == pytest.approx(1 / 3)  # block 1 in the long one's second turn
-    assert description.reuse.cross_session_share == pytest.approx(2 / 3)  # block 1 in short, block 2 in long
-
-
 def test_sub_agents_belong_to_their_session() -> None:
     description = described(trace([session("a", [turn([1]), turn([1, 2], 1.0, agent="helper")])]))
     assert description.apc_bound_intra == pytest.approx(1 / 3)

@@ -139,12 +139,6 @@ def test_a_sub_agents_times_may_count_from_the_session(tmp_path: Path) -> None:
         assert one.after == other.after
 
 
-def test_one_object_laid_out_over_many_lines_is_one_session(tmp_path: Path) -> None:
-    path = tmp_path / "pretty.json"
-    path.write_text(json.dumps(files.agentic_session(), indent=1))
-    assert len(read_trace(path).sessions) == 1
-
-
 def pack(content: bytes, how: str, member: str) -> bytes:
     if how == "gz":
         return gzip.compress(content)

@@ -126,12 +126,6 @@ def test_a_point_writes_no_decision_log(home: Path, tmp_path: Path, monkeypatch:
         assert "decisions.jsonl" not in names
 
 
-def test_the_plan_can_be_made_again_from_what_it_holds() -> None:
-    plan = plan_search().plan
-    again = prepare(options_of(plan)).plan
-    assert again.fingerprint == plan.fingerprint
-
-
 def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
     trace = str(RunLayout(folder).trace)
     asked = RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size", trace=trace)
@@ -148,11 +142,35 @@ def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
         ("search.slo=ttft_p90=2", "is no limit"),
         ("search.max_instances=0", "must be at least 1"),
         ("search.most=3", "most"),
+        ("sensitivity.by=0.2", "a search has no variations"),
     ],
 )
 def test_a_wrong_search_is_refused_before_anything_runs(setting: str, message: str) -> None:
     with pytest.raises(RunnerError, match=message):
         plan_search(setting)
+
+
+def test_every_policy_with_pools_is_searched_over_its_splits() -> None:
+    """Only `static_pd` was: the pools of another policy were left out, and its search was of another fleet."""
+    inputs = plan_search("unified.prefill_instances=1").plan.inputs
+    assert [one["pooled"] for one in inputs["search"]["searches"].values()] == [True, True]
+    inputs = plan_search().plan.inputs
+    assert {label: one["pooled"] for label, one in inputs["search"]["searches"].items()} == {
+        "unified": False, "static PD-disagg": True,
+    }  # fmt: skip
+
+
+def test_the_label_of_a_policy_with_pools_states_no_split() -> None:
+    asked = RunOptions(
+        "capacity",
+        "h20-qwen3-coder-30b",
+        "fleet-size",
+        policies=("kv_aware",),
+        settings=("kv_aware.prefill_instances=1",),
+    )
+    plan = prepare(asked).plan
+    assert list(plan.inputs["search"]["searches"]) == ["kv_aware"]
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_turns_that_were_not_completed_count_as_never_served() -> None:

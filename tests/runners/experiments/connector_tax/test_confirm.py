@@ -86,14 +86,6 @@ def test_a_launch_measures_all_its_loads_in_one_go_in_an_order_that_all_configs_
     assert len({next(iter(shared)) for shared in orders.values()}) == 8, "drawn anew for every block"
 
 
-def test_prompts_and_arrivals_are_shared_inside_a_block_and_by_no_other_cell() -> None:
-    plan = plan_of()
-    by_index: dict[int, set[tuple[str, int, str]]] = defaultdict(set)
-    for cell in (cell for cell in plan.cells if cell.kind == "load"):
-        by_index[cell.params["cell_index"]].add((cell.params["phase"], cell.trial, cell.label))
-    assert all(len(loads) == 1 for loads in by_index.values())
-
-
 def test_the_number_of_launches_is_trials_and_the_sweep_has_one() -> None:
     plan = plan_of(trials=3)
     assert Counter(cell.trial for cell in confirm_cells(plan)).keys() == {0, 1, 2}

@@ -69,25 +69,22 @@ async def test_without_the_probe_the_run_goes_on_and_says_so(subject: Subject, m
     assert [event.level for event in subject.events if isinstance(event, Noted)] == ["warning"]
 
 
-async def test_a_cell_at_a_reference_rate_that_was_not_found_is_skipped_with_the_reason(subject: Subject) -> None:
-    subject.rates(None, 8.0)
-    with pytest.raises(CellSkipped, match="no ref_safe: why safe"):
-        await subject.run(SWEEP["phase-b/plain/512x32"])
-
-
-async def test_phase_b_prime_is_skipped_where_it_would_repeat_phase_b(subject: Subject) -> None:
-    subject.rates(8.0, 8.0)
-    with pytest.raises(CellSkipped, match="not needed: ref_load equals ref_safe"):
-        await subject.run(SWEEP["phase-b-prime/plain/512x32"])
-
-
-async def test_a_confirm_cell_needs_its_reference_rate_as_phase_b_does(subject: Subject) -> None:
-    subject.rates(8.0, 8.0)
-    with pytest.raises(CellSkipped, match="ref_load equals ref_safe"):
-        await subject.run(CELLS["confirm/plain/512x32-ref_load/t3"])
-    subject.rates(None, 8.0)
-    with pytest.raises(CellSkipped, match="no ref_safe: why safe"):
-        await subject.run(CELLS["confirm/plain/512x32-ref_safe/t3"])
+@pytest.mark.parametrize(
+    ("rates", "cell", "why"),
+    [
+        ((None, 8.0), SWEEP["phase-b/plain/512x32"], "no ref_safe: why safe"),
+        ((None, 8.0), CELLS["confirm/plain/512x32-ref_safe/t3"], "no ref_safe: why safe"),
+        ((8.0, 8.0), SWEEP["phase-b-prime/plain/512x32"], "not needed: ref_load equals ref_safe"),
+        ((8.0, 8.0), CELLS["confirm/plain/512x32-ref_load/t3"], "not needed: ref_load equals ref_safe"),
+    ],
+    ids=["phase B at no rate", "confirm at no rate", "phase B' at the rate of B", "confirm at the rate of B"],
+)
+async def test_a_cell_whose_reference_rate_was_not_found_or_is_another_s_is_skipped_with_the_reason(
+    rates: tuple[float | None, float | None], cell: CellPlan, why: str, subject: Subject
+) -> None:
+    subject.rates(*rates)
+    with pytest.raises(CellSkipped, match=why):
+        await subject.run(cell)
 
 
 def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Path, subject: Subject) -> None:
@@ -117,11 +114,6 @@ def test_adopted_cells_degrade_as_in_the_analysis(subject: Subject, client: dict
     outcome = subject.experiment.adopt(CELLS["confirm/nixl_both/512x32-ref_safe/t3"])
     assert outcome is not None
     assert outcome.degraded == analyze_cell(record).degraded == degraded
-
-
-async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:
-    with pytest.raises(CellSkipped, match="no reference rates"):
-        await subject.run(SWEEP["phase-b/plain/512x32"])
 
 
 def test_a_config_that_failed_its_pre_flight_is_not_measured(tmp_path: Path, subject: Subject) -> None:

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from launch.profile import load_profile
+from results.records.errors import ArtifactError
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
@@ -89,10 +90,8 @@ async def test_the_run_uses_the_fixed_rates_and_states_what_phase_a_gives(tmp_pa
     assert written.ref_safe_reason.startswith("fixed by the plan; Phase A gives 64 req/s: nothing saturated up to")
 
 
-async def test_the_loads_of_fixed_rates_need_no_reference_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stage was skipped: the plan states the rates, so the confirm stage measures them."""
+def stub_loads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The rates that loads are sent at from now on; nothing is sent."""
     measured: list[float] = []
 
     async def measure(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> CellOutcome:
@@ -101,13 +100,39 @@ async def test_the_loads_of_fixed_rates_need_no_reference_stage(
 
     monkeypatch.setattr("runners.experiments.connector_tax.experiment.measure_load", measure)
     monkeypatch.setattr(ConnectorTax, "_ensure_patches", AsyncMock())
-    context = cast(RunContext, SimpleNamespace(layout=RunLayout(tmp_path), engine=None, emit=lambda *events: None))
+    return measured
+
+
+def make_runners(folder: Path) -> tuple[ConnectorTax, ConnectorTax]:
+    """Of a run in this folder whose plan fixes the rates, and of one whose plan does not."""
+    context = cast(RunContext, SimpleNamespace(layout=RunLayout(folder), engine=None, emit=lambda *events: None))
     tables = load_profile("cpu-tiny").experiments[EXPERIMENT]
+    fixed = read_grid(tables, "cpu-tiny", "full", settings=FIXED)
+    return ConnectorTax(fixed, context), ConnectorTax(read_grid(tables, "cpu-tiny", "full"), context)
+
+
+async def test_the_loads_of_fixed_rates_need_no_reference_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage was skipped: the plan states the rates, so the confirm stage measures them."""
+    measured = stub_loads(monkeypatch)
+    fixed, chosen = make_runners(tmp_path)
     loads = {cell.params.get("rate"): cell for cell in list_confirmed(prepare_full(*FIXED))}
-    fixed = ConnectorTax(read_grid(tables, "cpu-tiny", "full", settings=FIXED), context)
     for reference in (REF_SAFE, REF_LOAD):
         await fixed.run_cell(loads[reference], 1)
     assert measured == [16.0, 32.0]
-    chosen = ConnectorTax(read_grid(tables, "cpu-tiny", "full"), context)
     with pytest.raises(CellSkipped, match="there are no reference rates"):
         await chosen.run_cell(loads[REF_SAFE], 1)
+
+
+async def test_a_damaged_file_of_rates_stops_only_a_run_whose_plan_does_not_fix_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = stub_loads(monkeypatch)
+    fixed, chosen = make_runners(tmp_path)
+    RunLayout(tmp_path).reference_rates.write_bytes(b"{")
+    loads = {cell.params.get("rate"): cell for cell in list_confirmed(prepare_full(*FIXED))}
+    await fixed.run_cell(loads[REF_LOAD], 1)
+    assert measured == [32.0]
+    with pytest.raises(ArtifactError, match=r"reference_rates\.json is damaged"):
+        await chosen.run_cell(loads[REF_LOAD], 1)

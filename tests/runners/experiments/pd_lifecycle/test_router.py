@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from launch.profile import load_config, load_profile
+from launch.transfer_request import BOOTSTRAP_PORT
 from results.records.decisions import DecisionRecord
 from results.records.router_spec import RouterSpec
 from runners.campaign.context import RunContext
-from runners.experiments.kv_endpoints import BOOTSTRAP_PORT
 from runners.experiments.pd_lifecycle.bench import Draw, build_router_spec, warm_up
 from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COLO, COMBINED, HANDOVER, PLAIN

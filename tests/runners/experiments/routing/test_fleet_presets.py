@@ -19,6 +19,8 @@ from runners.experiments.routing.grid import EXPERIMENT, Grid, is_drawn, read_gr
 from runners.experiments.routing.plan import TRIALS
 from runners.experiments.routing.variations import expand_variations
 from runners.simulator.engine_file import read_engine
+from runners.simulator.step_time import StepWork, predict_step_s, prefill_context
+from runners.simulator.transfers import predict_transfer_s
 from runners.trace.synth import synthesize_trace
 from tests.runners.experiments.simulated_runs import run_whole
 from tests.runners.prepared import prepare
@@ -176,15 +178,15 @@ def test_an_h200_is_faster_than_an_h20_up_to_contexts_of_30000_tokens() -> None:
     """Beyond some 76,000 it is not: the H20's figures show no growth with the context, and none is modelled there."""
     slow, fast = (read_engine(f"{gpu}-qwen3-coder-30b-a3b") for gpu in ("h20", "h200"))
     for tokens, context in ((1, 0), (8192, 0), (2048, 30_000)):
-        attended = tokens * context + tokens * (tokens + 1) / 2
-        assert fast.model.step.step_s(tokens, attended, 0, 0) < slow.model.step.step_s(tokens, attended, 0, 0)
+        work = StepWork(tokens, prefill_context(context, tokens), 0, 0)
+        assert predict_step_s(fast.model.step, work) < predict_step_s(slow.model.step, work)
     for sequences in (1, 10, 64):
-        work = (0, 0.0, sequences, sequences * 30_000)
-        assert fast.model.step.step_s(*work) < slow.model.step.step_s(*work)
+        work = StepWork(0, 0.0, sequences, sequences * 30_000)
+        assert predict_step_s(fast.model.step, work) < predict_step_s(slow.model.step, work)
     assert fast.model.kv_capacity_tokens > slow.model.kv_capacity_tokens
     assert slow.link is not None
     assert fast.link is not None
-    assert fast.link.transfer_s(30_000) < slow.link.transfer_s(30_000)
+    assert predict_transfer_s(fast.link, 30_000) < predict_transfer_s(slow.link, 30_000)
 
 
 def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path) -> None:

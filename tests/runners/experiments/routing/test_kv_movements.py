@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
-from runners.experiments.routing.kv_movements import count_movements, movement_headline
+from runners.experiments.routing.artifacts import count_movements, movement_headline
 
 MS = 1_000_000
 

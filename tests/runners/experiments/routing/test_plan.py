@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,16 +19,16 @@ from rich.console import Console, RenderableType
 from launch.profile import load_profile
 from results.records.events import RunPlanned
 from results.records.load_specs import ReplaySpec
-from results.records.plan import CellPlan, RunPlan
+from results.records.plan import CellPlan
 from results.records.router_spec import TransferRules
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import find_changes, freeze_plan
+from runners.campaign.plan import find_changes
 from runners.campaign.start import options_of
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
 from runners.experiments.engine_choice import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, ReplayChoice, read_grid, slug
-from runners.experiments.routing.plan import STAGES, list_cells, note_transfer_rules
+from runners.experiments.routing.plan import list_cells, note_transfer_rules
 from runners.trace.synth import open_synthetic, synthesize_trace
 from state.events import decode, encode
 from tests.runners.prepared import prepare
@@ -35,7 +36,7 @@ from tests.runners.prepared import prepare
 CPU = load_profile("cpu-tiny")
 POLICY_OF_ONES_OWN = """
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
 
@@ -62,32 +63,27 @@ def test_a_preset_has_the_defaults_of_the_replay_that_it_describes() -> None:
     assert stated == {name: defaults[name] for name in stated}
 
 
-def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
-    return freeze_plan(
-        experiment=EXPERIMENT,
-        profile="cpu-tiny",
-        preset="full",
-        configs=[of.config],
-        seed=seed,
-        stages=STAGES,
-        cells=list_cells(of, of.config, seed, release_wait_s, moves_kv=moves_kv),
-        inputs=msgspec.to_builtins(of),
-    )
+def cells_of(of: Grid, seed: int = 1, *, moves_kv: bool = False) -> list[CellPlan]:
+    return list_cells(of, of.config, seed, 0.5, moves_kv=moves_kv)
 
 
-def replays(plan: RunPlan) -> list[CellPlan]:
-    return [cell for cell in plan.cells if cell.kind == "replay"]
+def estimate_s(of: Grid) -> float:
+    return sum(cell.estimated_s for cell in cells_of(of))
+
+
+def replays(cells: Iterable[CellPlan]) -> list[CellPlan]:
+    return [cell for cell in cells if cell.kind == "replay"]
 
 
 def test_every_policy_has_its_turn_once_before_the_next_trial_begins() -> None:
     of = grid()
-    cells = replays(plan_of(of))
+    cells = replays(cells_of(of))
     labels = {of.label(policy) for policy in of.policies}
     assert [cell.trial for cell in cells] == sorted(cell.trial for cell in cells)
     for trial in range(of.trials):
         assert {cell.label for cell in cells if cell.trial == trial} == labels
     assert [cell.params["position"] for cell in cells] == list(range(len(cells)))
-    assert len({cell.cell for cell in plan_of(of).cells}) == len(plan_of(of).cells)
+    assert len({cell.cell for cell in cells_of(of)}) == len(cells_of(of))
 
 
 def test_the_order_is_drawn_anew_for_every_trial_and_comes_from_the_seed_alone() -> None:
@@ -95,7 +91,7 @@ def test_the_order_is_drawn_anew_for_every_trial_and_comes_from_the_seed_alone()
 
     def orders(seed: int) -> list[tuple[str, ...]]:
         by_trial = defaultdict(list)
-        for cell in replays(plan_of(of, seed)):
+        for cell in replays(cells_of(of, seed)):
             by_trial[cell.trial].append(cell.label)
         return [tuple(order) for order in by_trial.values()]
 
@@ -106,7 +102,7 @@ def test_the_order_is_drawn_anew_for_every_trial_and_comes_from_the_seed_alone()
 
 def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> None:
     seeds = defaultdict(set)
-    for cell in replays(plan_of(grid(), seed=7)):
+    for cell in replays(cells_of(grid(), seed=7)):
         seeds[cell.trial].add(cell.params["replay_seed"])
     assert all(len(of_trial) == 1 for of_trial in seeds.values())
     assert len(set.union(*seeds.values())) == len(seeds)
@@ -116,27 +112,21 @@ PRESETS = sorted(CPU.experiments[EXPERIMENT])
 
 
 def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
-    assert plan_of(grid("full")).estimated_s < 30 * 60
-    assert plan_of(grid("recorded")).estimated_s < 30 * 60
-    assert plan_of(grid("demo")).estimated_s < 6 * 60
-    assert plan_of(grid("baselines")).estimated_s < 17 * 60
-    assert plan_of(grid("steady")).estimated_s < 45 * 60
-    assert plan_of(grid("sensitivity")).estimated_s < 13 * 60
-    assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 9 * 60
-    assert plan_of(msgspec.structs.replace(grid("load-floor-100"), trials=1)).estimated_s < 3 * 60
-    assert plan_of(grid("load-floor-gate")).estimated_s < 7 * 60
-    assert plan_of(grid("smoke")).estimated_s < 90
+    assert estimate_s(grid("full")) < 30 * 60
+    assert estimate_s(grid("recorded")) < 30 * 60
+    assert estimate_s(grid("demo")) < 6 * 60
+    assert estimate_s(grid("baselines")) < 17 * 60
+    assert estimate_s(grid("steady")) < 45 * 60
+    assert estimate_s(grid("sensitivity")) < 13 * 60
+    assert estimate_s(msgspec.structs.replace(grid("load-floor"), trials=1)) < 9 * 60
+    assert estimate_s(msgspec.structs.replace(grid("load-floor-100"), trials=1)) < 3 * 60
+    assert estimate_s(grid("load-floor-gate")) < 7 * 60
+    assert estimate_s(grid("smoke")) < 90
 
 
 @pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"smoke"}))
 def test_every_preset_whose_numbers_are_read_has_trials_to_pair(preset: str) -> None:
     assert grid(preset).trials >= 3
-
-
-@pytest.mark.parametrize("name", ["h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
-def test_every_profile_has_a_routing_preset(name: str) -> None:
-    plan = prepare(RunOptions(EXPERIMENT, name, "full")).plan
-    assert len({cell.label for cell in replays(plan)}) >= 6
 
 
 @pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
@@ -145,21 +135,21 @@ def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) 
         preset: prepare(RunOptions(EXPERIMENT, name, preset)).plan
         for preset in ("baselines", "sensitivity", "load-floor")
     }
-    baselines = {cell.params["policy"] for cell in replays(plans["baselines"])}
+    baselines = {cell.params["policy"] for cell in replays(plans["baselines"].cells)}
     assert baselines == {
         "round_robin", "lmetric", "kv_linear", "sticky", "unified", "leastwork", "static_pd", "ear",
     }  # fmt: skip
-    ear = {cell.label: cell.params for cell in replays(plans["baselines"]) if cell.params["policy"] == "ear"}
+    ear = {cell.label: cell.params for cell in replays(plans["baselines"].cells) if cell.params["policy"] == "ear"}
     assert set(ear) == {"EAR", "EAR, output known", "EAR, KV not moved", "EAR (affinity only)", "EAR (migration only)"}
     moved, kept = ear["EAR"], ear["EAR, KV not moved"]
     assert (moved["moves_kv"], kept["moves_kv"]) == (True, False)
     assert all(moved[name] == kept[name] for name in ("parameters", "roles", "transfer"))
     thresholds = {
         (cell.params["parameters"]["hot_tokens"], cell.params["parameters"]["cooldown_s"])
-        for cell in replays(plans["sensitivity"])
+        for cell in replays(plans["sensitivity"].cells)
     }
     assert len(thresholds) == 9
-    floors = [cell.params["parameters"] for cell in replays(plans["load-floor"])]
+    floors = [cell.params["parameters"] for cell in replays(plans["load-floor"].cells)]
     assert {0, 50, 100, 200, 400} == {parameters.get("load_floor_bonus", 0) for parameters in floors}
     for plan in plans.values():
         assert len(plan.configs) == 1
@@ -205,6 +195,33 @@ def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
     assert tables["base"] == CPU.experiments[EXPERIMENT]["smoke"]
 
 
+def test_a_policy_may_be_the_one_of_a_label_or_like_it() -> None:
+    ear = {"name": "ear", "label": "EAR", "parameters": {"hot_tokens": 100, "cooldown_s": 0.5}}
+    faster = {"like": "EAR", "sweep": {"time_scale": [0.5, 0.25]}}
+    slower = {"like": "EAR", "label": "slower", "parameters": {"cooldown_s": 9.0}}
+    tables: dict[str, dict[str, Any]] = {
+        "base": CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [ear, {"like": "EAR", "label": "b", "trace": "x"}]},
+        "next": {"like": "base", "policies": ["EAR", "lmetric", faster, slower]},
+        "swept": {"like": "base", "policies": [faster]},
+        "last": {"like": "swept", "policies": ["EAR"]},
+    }
+    tables["base"]["traces"] = {"x": {}}
+    first, second = read_grid(tables, "p", "base").policies
+    assert second == msgspec.structs.replace(first, label="b", trace="x")
+    one, other, *swept, last = read_grid(tables, "p", "next").policies
+    assert (one, other) == (first, PolicyChoice("lmetric"))
+    assert [each.time_scale for each in swept] == [0.5, 0.25]
+    assert last == msgspec.structs.replace(first, label="slower", parameters={"hot_tokens": 100, "cooldown_s": 9.0})
+    assert read_grid(tables, "p", "last").policies == tuple(swept), "nothing else has that label there"
+
+
+@pytest.mark.parametrize("label", ["later", ["EAR"], 3])
+def test_a_policy_like_one_that_is_not_before_it_is_refused(label: object) -> None:
+    with pytest.raises(RunnerError, match="like") as refused:
+        of_arms([{"name": "lmetric", "label": "LMetric"}, {"like": label}, {"name": "ear", "label": "later"}])
+    assert refused.value.remedy == "name one of: LMetric"
+
+
 @pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
 def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
     with pytest.raises(RunnerError, match="sweep"):
@@ -226,7 +243,7 @@ def of_arms(policies: Sequence[object], settings: Sequence[str] = ()) -> Grid:
 
 def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
     of = of_arms(ARMS, ["EAR.transfer.attempts=1", "EAR, soon.moves_kv=true"])
-    params = {cell.label: cell.params for cell in replays(plan_of(of, moves_kv=True))}
+    params = {cell.label: cell.params for cell in replays(cells_of(of, moves_kv=True))}
     assert {label: cell_params["moves_kv"] for label, cell_params in params.items()} == {
         "EAR": True,
         "EAR, KV not moved": False,
@@ -242,13 +259,13 @@ def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
 
 
 def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
-    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
-    limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in replays(plan) if "overlap f" in cell.label}
+    cells = replays(prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan.cells)
+    limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in cells if "overlap f" in cell.label}
     assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0, "overlap first, hair-trigger": 4.0}
 
 
 def test_the_specifications_gate_of_the_bonus_is_compared_with_ours_at_one_k() -> None:
-    parameters = {cell.label: dict(cell.params["parameters"]) for cell in replays(plan_of(grid("load-floor-gate")))}
+    parameters = {cell.label: dict(cell.params["parameters"]) for cell in replays(cells_of(grid("load-floor-gate")))}
     ours, theirs = (parameters[label] for label in ("B: floor 200", "B: floor 200, per worker"))
     assert theirs.pop("floor_gate") == "per_worker"
     assert ours == theirs == {"load_floor_bonus": 200}
@@ -257,7 +274,7 @@ def test_the_specifications_gate_of_the_bonus_is_compared_with_ours_at_one_k() -
 def test_the_rules_of_quarantine_are_compared_on_real_engines_too() -> None:
     """Q1.D needs two arms that differ in them alone."""
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor")).plan
-    params = {cell.label: cell.params for cell in replays(plan)}
+    params = {cell.label: cell.params for cell in replays(plan.cells)}
     one, other = (dict(params[label]["transfer"]) for label in ("overlap first", "overlap first, hair-trigger"))
     rules = ("failures_to_quarantine", "quarantine_s", "quarantine_max_s")
     assert [(one.pop(rule), other.pop(rule)) for rule in rules] == [(3, 1), (10.0, 1e5), (120.0, 1e5)]
@@ -266,7 +283,7 @@ def test_the_rules_of_quarantine_are_compared_on_real_engines_too() -> None:
 
 
 def test_where_no_engine_can_move_kv_no_arm_says_that_it_is_moved() -> None:
-    assert {cell.params["moves_kv"] for cell in replays(plan_of(of_arms(ARMS), moves_kv=False))} == {False}
+    assert {cell.params["moves_kv"] for cell in replays(cells_of(of_arms(ARMS), moves_kv=False))} == {False}
 
 
 def test_arms_without_a_label_are_told_apart() -> None:
@@ -358,6 +375,7 @@ def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
         (("unified", "unified"), [], "same label"),
         (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
         (("unified",), ["engine.scheduling=random"], "scheduling"),
+        (("unified",), ["router.index=events", "simulation.step_noise=0.0"], "simulated engines send no KV events"),
         # rules for moving KV
         (("unified",), ["router.transfer.timeout=3"], "timeout"),
         (("unified",), ["router.transfer.leg_priority=-1"], "leg_priority is now called priority"),
@@ -428,7 +446,7 @@ def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
         settings=("trace.sessions=3", f"{own}.bias=0.5"),
     )
     plan = prepare(options).plan
-    assert {cell.label for cell in replays(plan)} == {"lmetric", "mine bias=0.5"}
+    assert {cell.label for cell in replays(plan.cells)} == {"lmetric", "mine bias=0.5"}
     assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
     own.write_text(POLICY_OF_ONES_OWN + "\n# changed\n")
     assert prepare(options_of(plan)).plan.fingerprint != plan.fingerprint
@@ -446,7 +464,7 @@ def test_the_presets_engines_are_the_runs_engines() -> None:
 def test_arrival_rates_are_swept_as_arms_of_one_run() -> None:
     arm = {"name": "ear", "label": "EAR", "sweep": {"time_scale": [0.02, 0.01], "cooldown_s": [1.0]}}
     of = of_arms([arm | {"parameters": {"hot_tokens": 100}}, "unified"])
-    cells = {cell.label: cell for cell in replays(plan_of(of))}
+    cells = {cell.label: cell for cell in replays(cells_of(of))}
     assert {label: cell.params["time_scale"] for label, cell in cells.items()} == {
         "EAR time_scale=0.02 cooldown_s=1": 0.02,
         "EAR time_scale=0.01 cooldown_s=1": 0.01,
@@ -472,7 +490,7 @@ def test_traces_and_kv_caches_are_swept_as_arms_of_one_run() -> None:
     flat = of.further_traces["flat"]
     assert (flat.sessions, flat.seed) == (5, 7), "what it does not state is the run's"
     assert flat.statistics == {"span_s": 9.0, "top_shares": [[0.5, 0.6]]}
-    cells = {cell.label: cell.params for cell in replays(plan_of(of))}
+    cells = {cell.label: cell.params for cell in replays(cells_of(of))}
     own = cells["sticky kv_cache_memory_bytes=1024 trace=flat"]
     assert (own["trace"], own["kv_cache_memory_bytes"]) == ("flat", 1024)
     assert {"trace", "kv_cache_memory_bytes"}.isdisjoint(cells["sticky"]), "plans of older runs have neither"
@@ -502,7 +520,7 @@ def test_traces_of_another_skew_have_as_many_tokens() -> None:
 
 def test_what_knowing_the_output_is_worth_is_an_arm() -> None:
     of = of_arms(["static_pd", {"name": "static_pd", "reserved_output": "max_tokens"}])
-    reserved = {cell.label: cell.params["reserved_output"] for cell in replays(plan_of(of))}
+    reserved = {cell.label: cell.params["reserved_output"] for cell in replays(cells_of(of))}
     assert reserved == {"static_pd 1P+1D": 0, "static_pd 1P+1D reserved_output=max_tokens": "max_tokens"}
     assert any("which no router knows" in line for line in note_transfer_rules(of))
     assert of_arms(["static_pd"], ["static_pd.reserved_output=20"]).policies[0].reserved_output == 20
@@ -553,8 +571,8 @@ def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
     plan = prepare(options).plan
     text = encode(RunPlanned("r", plan, "0")).decode()
     old = text.replace('"priority":-2', '"leg_priority":-2').replace("transfer.priority=", "transfer.leg_priority=")
-    assert old.count("leg_priority") == 2 + len(replays(plan)), "grid, setting, and each cell"
+    assert old.count("leg_priority") == 2 + len(replays(plan.cells)), "grid, setting, and each cell"
     stored = decode("run_planned", old)
     assert isinstance(stored, RunPlanned)
     assert find_changes(stored.plan, prepare(options_of(stored.plan)).plan) == ""
-    assert {cell.params["transfer"]["priority"] for cell in replays(stored.plan)} == {-2}
+    assert {cell.params["transfer"]["priority"] for cell in replays(stored.plan.cells)} == {-2}

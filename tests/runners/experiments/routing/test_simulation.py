@@ -296,7 +296,7 @@ def test_an_engine_model_that_is_edited_during_a_run_changes_none_of_its_cells(t
     path.write_text(path.read_text().replace("base_s = 3.53e-3", "base_s = 9e-3"))
     assert read_engine(str(path)).model.step.base_s == 9e-3
     cell = next(cell for cell in prepared.plan.cells if cell.kind == "replay")
-    context: Any = SimpleNamespace(profile=prepared.profile)
+    context: Any = SimpleNamespace(profile=prepared.draft.profile)
     spec = make_simulation_spec(cell, grid, models, tmp_path / "trace", 16, tmp_path, context)
     assert {model.step.base_s for model in spec.models.values()} == {3.53e-3}
 

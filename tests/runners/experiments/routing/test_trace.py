@@ -11,7 +11,7 @@ import pytest
 from results.records.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import TraceChoice
-from runners.experiments.routing.trace import prepare_trace, read_record
+from runners.experiments.routing.trace import prepare_trace, require_trace
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.trace.formats import read_trace
 
@@ -23,10 +23,11 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
     assert first == again
     assert first.sessions == 4
     assert first.requests > 4
-    assert read_record(tmp_path / "one.jsonl") == first
+    assert require_trace(tmp_path / "one.jsonl") == first
     with (tmp_path / "one.jsonl").open("ab") as file:
         file.write(b"\n")
-    assert read_record(tmp_path / "one.jsonl") is None
+    with pytest.raises(CellFailed, match="missing or changed"):
+        require_trace(tmp_path / "one.jsonl")
 
 
 def test_a_further_trace_has_a_folder_and_a_mark_of_its_own(tmp_path: Path) -> None:
@@ -35,8 +36,9 @@ def test_a_further_trace_has_a_folder_and_a_mark_of_its_own(tmp_path: Path) -> N
     own = prepare_trace(TraceChoice(sessions=4, seed=5, tokens=1 / 64), 4096, paths[0])
     other = prepare_trace(TraceChoice(sessions=3, seed=5, tokens=1 / 64), 4096, paths[1], "flat")
     assert (own.name, other.name) == ("", "flat")
-    assert [read_record(path) for path in paths] == [own, other]
-    assert read_record(layout.trace_of("steep")) is None
+    assert [require_trace(path) for path in paths] == [own, other]
+    with pytest.raises(CellFailed, match="missing or changed"):
+        require_trace(layout.trace_of("steep"))
 
 
 def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:

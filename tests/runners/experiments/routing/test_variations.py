@@ -64,12 +64,38 @@ def test_each_variation_changes_one_coefficient_and_leaves_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("coefficient", "message"),
-    [("prefill_speed", "no coefficient"), ("prefill_context_s", "is 0"), ("kv_capacity_tokens", "changes nothing")],
+    [
+        ("prefill_speed", "no coefficient"),
+        ("async_scheduling", "no coefficient"),
+        ("prefill_context_s", "is 0"),
+        ("kv_capacity_tokens", "changes nothing"),
+    ],
 )
 def test_a_coefficient_that_cannot_be_varied_is_refused_before_anything_runs(coefficient: str, message: str) -> None:
     setting = "engine.kv_cache_memory_bytes=20615843020"
     with pytest.raises(RunnerError, match=message):
         plan_run(f"simulation.engine={MODEL}", f'sensitivity.coefficients=["{coefficient}"]', setting)
+
+
+@pytest.mark.parametrize("threshold", ["hot_tokens", "cooldown_s"])
+@pytest.mark.parametrize(
+    ("policies", "settings"),
+    [(("unified", "sticky"), ()), (("sticky", "EAR"), ("EAR.hot_tokens=0", "EAR.cooldown_s=0.0"))],
+)
+def test_a_threshold_that_no_policy_has_is_refused_before_anything_runs(
+    threshold: str, policies: tuple[str, ...], settings: tuple[str, ...]
+) -> None:
+    """Its variations were left out without a word."""
+    message = f"no policy of this plan has {threshold} above 0, .*: {', '.join(policies)}$"
+    with pytest.raises(RunnerError, match=message) as refused:
+        plan_run(f'sensitivity.coefficients=["base_s", "{threshold}"]', *settings, policies=policies)
+    assert f"leave {threshold} out" in refused.value.remedy
+
+
+def test_a_coefficient_that_is_named_twice_is_varied_once() -> None:
+    """Two cells of one name were planned."""
+    plan = plan_run('sensitivity.coefficients=["base_s", "base_s"]').plan
+    assert len({cell.cell for cell in plan.cells}) == len(plan.cells)
 
 
 def test_every_policy_is_planned_again_under_each_variation_that_changes_it() -> None:

@@ -493,3 +493,46 @@ async def _send_to_one_who_does_not_read() -> None:
     await until(lambda: taker.sendings == 1)
     pool.close()
     server.close()
+
+
+class Compared(InstanceConnection):
+    """Counts the comparisons with other connections."""
+
+    __slots__ = ()
+    times = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.times += 1
+        return self is other
+
+    __hash__ = InstanceConnection.__hash__
+
+
+def idle_pool(connections: int) -> tuple[upstream.Pool, list[Compared]]:
+    pool = upstream.Pool(Target("127.0.0.1", 1, "i", "i", "", tls=False), 1.0)
+    idle = [Compared(pool) for _ in range(connections)]
+    for connection in idle:
+        connection.connection_made(Wire())
+        pool.give_back(connection)
+    return pool, idle
+
+
+def test_a_connection_that_closes_is_not_searched_among_all_idle_ones() -> None:
+    _, idle = idle_pool(200)
+    Compared.times = 0
+    for connection in idle[100:]:
+        connection.connection_lost(None)
+    assert Compared.times == 0
+
+
+def test_connections_that_have_been_idle_for_too_long_are_closed_and_the_newest_is_used_first() -> None:
+    pool, idle = idle_pool(5)
+    for connection in idle[:2]:
+        connection.t_idle_s -= upstream.IDLE_S + 1.0
+    pool.close_idle()
+    assert [connection.usable for connection in idle] == [False, False, True, True, True]
+    idle[3].connection_lost(None)
+    for connection in (idle[4], idle[2]):
+        taker = Taker()
+        pool.send_request(taker, (b"request",))
+        assert taker.connection is connection

@@ -28,9 +28,6 @@ def removed(*names: int) -> dict[str, object]:
     return {"type": "BlockRemoved", "block_hashes": list(names), "medium": "GPU", "group_idx": 0}
 
 
-CLEARED: dict[str, object] = {"type": "AllBlocksCleared"}
-
-
 class Engine:
     """Says what an engine says; messages may be lost on the way, and asked for again."""
 
@@ -98,29 +95,6 @@ def test_stored_blocks_are_matched_by_the_routers_own_keys() -> None:
     assert events.gaps == 0
 
 
-def test_removed_blocks_end_the_prefix_there() -> None:
-    engine = Engine()
-    engine.say(stored(1, PROMPT))
-    engine.say(removed(3))
-    events = follow(engine)
-    assert held(events, PROMPT) == 8
-    engine.say(CLEARED)
-    while events.apply_messages():
-        pass
-    assert held(events, PROMPT) == 0
-
-
-def test_one_of_two_equal_blocks_may_go() -> None:
-    engine = Engine()
-    engine.say(stored(1, PROMPT[:4]), stored(50, PROMPT[:4]))
-    engine.say(removed(1))
-    events = follow(engine)
-    assert held(events, PROMPT) == 4
-    engine.say(removed(50), removed(50))
-    events.apply_messages()
-    assert held(events, PROMPT) == 0
-
-
 def test_blocks_elsewhere_than_on_the_device_do_not_count() -> None:
     engine = Engine()
     engine.say(stored(1, PROMPT) | {"medium": "CPU"})
@@ -134,17 +108,6 @@ def test_hashes_may_be_bytes_and_another_block_size_is_left_out() -> None:
     events = follow(engine)
     assert held(events, PROMPT) == 4
     assert len(events.index) == 1
-
-
-def test_messages_lost_before_the_subscription_are_replayed() -> None:
-    engine = Engine()
-    engine.say(stored(1, PROMPT[:8]), lost=True)
-    engine.say(stored(3, PROMPT[8:12], parent=2))
-    engine.say(stored(4, PROMPT[12:], parent=3))
-    events = follow(engine)
-    assert engine.asked == [0]
-    assert held(events, PROMPT) == 16
-    assert (events.gaps, events.gaps_open) == (1, 0)
 
 
 class Walked(dict[int, bytes]):

@@ -70,11 +70,6 @@ def test_above_the_threshold_it_migrates_to_the_least_busy() -> None:
     assert "it is hot: 4001" in ruled_out(decision)["a"]
 
 
-def test_it_goes_by_load_that_is_seen_and_not_by_the_cache() -> None:
-    decision = POLICY.decide(turn(9000, cached={"b": 8990}), view(room("a", 5000), room("b", 300), room("c", 200)))
-    assert decision.instance == "c"
-
-
 @pytest.mark.parametrize(("since", "moves"), [(None, True), (0.0, False), (29.9, False), (30.0, True), (99.0, True)])
 def test_a_session_that_migrated_stays_for_the_cooldown(since: float | None, moves: bool) -> None:
     decision = POLICY.decide(turn(since=since), view(room("a", 5000), room("b")))
@@ -89,31 +84,10 @@ def test_a_second_turn_in_flight_stays_while_the_first_migrates() -> None:
     assert "one is, to b" in decision.gates[-1].text
 
 
-@pytest.mark.parametrize(("pending", "moves"), [(4999, True), (5000, False), (5001, False)])
-def test_a_target_must_be_strictly_less_busy(pending: int, moves: bool) -> None:
-    decision = POLICY.decide(turn(), view(room("a", 5000), room("b", pending)))
-    assert bool(decision.migrate_from) == moves
-    assert decision.instance == ("b" if moves else "a")
-    assert moves or "not less busy than a" in ruled_out(decision)["b"]
-
-
-@pytest.mark.parametrize(("free", "moves"), [(1000, True), (999, False), (0, False), (None, False)])
-def test_a_target_must_have_room_for_the_context(free: int | None, moves: bool) -> None:
-    decision = POLICY.decide(turn(1000, max_tokens=100), view(room("a", 5000), room("b", 0, free)))
-    assert bool(decision.migrate_from) == moves
-    assert moves or "1000" in ruled_out(decision)["b"]
-
-
 @pytest.mark.parametrize(("free", "moves"), [(1100, True), (1099, False)])
 def test_what_the_router_reserves_for_an_answer_needs_room_too(free: int, moves: bool) -> None:
     asked = msgspec.structs.replace(turn(1000, max_tokens=100), reserved_tokens=100)
     assert bool(POLICY.decide(asked, view(room("a", 5000), room("b", 0, free))).migrate_from) == moves
-
-
-def test_a_busier_target_with_room_beats_the_least_busy_without() -> None:
-    decision = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 4000)))
-    assert (decision.instance, decision.migrate_from) == ("c", "a")
-    assert ruled_out(decision)["b"] == "500 KV tokens free, 1000 needed"
 
 
 def test_without_a_target_it_stays_and_says_why_of_each() -> None:
@@ -125,40 +99,39 @@ def test_without_a_target_it_stays_and_says_why_of_each() -> None:
         True,
     )
     assert gates(decision)["target"] is False
-    assert set(ruled_out(decision)) == {"b", "c", "d"}
-    assert "not known" in ruled_out(decision)["d"]
-
-
-@pytest.mark.parametrize("least", [0, 1, 1000])
-@pytest.mark.parametrize("policy", [POLICY, MIGRATION_ONLY], ids=["full", "migration only"])
-def test_whether_kv_can_move_there_now_does_not_change_the_target(policy: EAR, least: int) -> None:
-    """4.3.2 has no such condition, and an arm that moves no KV (`moves_kv = false`) is to decide alike."""
-    cluster = view(room("a", 5000), room("b"), room("c", 300))
-    held = msgspec.structs.replace(turn(cached={"a": 912}), min_move_tokens=least)
-    for cut_off in ({}, {"b": "quarantined for 9 s"}, {"b": "quarantined", "c": "it has no transfer"}):
-        decision = policy.decide(msgspec.structs.replace(held, cut_off=cut_off), cluster)
-        assert (decision.instance, decision.migrate_from, decision.reason) == ("b", "a", "migrated")
+    reasons = ruled_out(decision)
+    assert set(reasons) == {"b", "c", "d"}
+    assert reasons["b"] == "500 KV tokens free, 1000 needed"
+    assert "not less busy than a" in reasons["c"]
+    assert "not known" in reasons["d"]
 
 
 @pytest.mark.parametrize("least", [0, 1, 1000])
 @pytest.mark.parametrize(
-    ("cached", "goes_to"),
+    ("cached", "cut_off"),
     [
-        ({}, "b"),
-        ({"b": 1000, "c": 1000}, "b"),
-        ({"a": 912, "b": 912}, "b"),
-        ({"a": 912, "c": 912}, "b"),
-        ({"a": 15, "b": 900}, "b"),
+        ({}, {}),
+        ({"b": 1000, "c": 1000}, {}),
+        ({"a": 912, "b": 912}, {}),
+        ({"a": 912, "c": 912}, {}),
+        ({"a": 15, "b": 900}, {}),
+        ({"a": 912}, {"b": "quarantined for 9 s"}),
+        ({"a": 912}, {"b": "quarantined", "c": "it has no transfer"}),
     ],
-    ids=["evicted everywhere", "others hold all", "b holds as much", "c holds as much", "the owner holds no block"],
-)
-def test_how_much_kv_there_is_to_move_does_not_keep_a_session(cached: dict[str, int], goes_to: str, least: int) -> None:
-    """4.3.2: the fewest pending tokens among those with room. What is worth moving decides only how KV gets there."""
-    asked = msgspec.structs.replace(turn(1000, cached=cached), min_move_tokens=least)
+    ids=[
+        "evicted everywhere", "others hold all", "b holds as much", "c holds as much", "the owner holds no block",
+        "none can move to b", "none can move",
+    ],
+)  # fmt: skip
+def test_neither_how_much_kv_there_is_nor_whether_it_can_move_keeps_a_session(
+    cached: dict[str, int], cut_off: dict[str, str], least: int
+) -> None:
+    """4.3.2: the fewest pending tokens among those with room. An arm that moves no KV is to decide alike."""
+    asked = msgspec.structs.replace(turn(1000, cached=cached), min_move_tokens=least, cut_off=cut_off)
     cluster = view(room("a", 5000), room("b", 100), room("c", 200))
     for policy in (POLICY, MIGRATION_ONLY):
         decision = policy.decide(asked, cluster)
-        assert (decision.instance, decision.migrate_from, decision.reason) == (goes_to, "a", "migrated")
+        assert (decision.instance, decision.migrate_from, decision.reason) == ("b", "a", "migrated")
     alone = AFFINITY_ONLY.decide(asked, cluster)
     assert (alone.instance, alone.gates) == ("a", ())
 
@@ -181,15 +154,19 @@ def follow_the_specification(request: RoutedRequest, cluster: ClusterView, hot_t
 
 
 def test_it_decides_as_the_specification_is_written() -> None:
-    """4,000 random views; `tie="first"` because the specification does not say who wins a tie."""
+    """4,000 random views of few values, so that each limit is met exactly and often.
+
+    `tie="first"` because the specification does not say who wins a tie.
+    """
     rng = np.random.default_rng(1)
     differing, migrated = [], 0
     for number in range(4000):
         names = "abcdefgh"[: int(rng.integers(2, 9))]
-        cluster = view(*(room(name, int(rng.integers(0, 9000)), int(rng.integers(0, 12_000))) for name in names))
-        tokens = int(rng.integers(1, 8000))
+        free = [None, *range(0, 12_000, 1000)]
+        cluster = view(*(room(name, 1000 * int(rng.integers(9)), free[int(rng.integers(len(free)))]) for name in names))
+        tokens = 1000 * int(rng.integers(1, 9))
         cached = {name: (0, int(rng.integers(0, tokens + 1)), tokens)[int(rng.integers(3))] for name in names}
-        since = None if rng.random() < 0.5 else float(rng.uniform(0, 60))
+        since = (None, 0.0, 29.9, 30.0, 99.0)[int(rng.integers(5))]
         asked = msgspec.structs.replace(
             turn(tokens, owner=names[int(rng.integers(len(names)))], cached=cached, since=since, max_tokens=3000),
             min_move_tokens=(0, 1, 1000)[int(rng.integers(3))],
@@ -202,15 +179,6 @@ def test_it_decides_as_the_specification_is_written() -> None:
             differing.append((number, decision.instance, expected))
     assert migrated > 700
     assert differing == []
-
-
-def test_alone_it_stays() -> None:
-    assert POLICY.decide(turn(), view(room("a", 90_000))).reason == "hot_no_target"
-
-
-def test_when_all_are_hot_it_is_sticky() -> None:
-    decision = POLICY.decide(turn(), view(*(room(name, 9000) for name in "abc")))
-    assert (decision.instance, decision.reason) == ("a", "hot_no_target")
 
 
 @pytest.mark.parametrize("since", [None, 0.0])

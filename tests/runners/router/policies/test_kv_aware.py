@@ -39,11 +39,6 @@ def test_the_floor_bonus_has_the_specifications_numbers() -> None:
     assert KvAware(load_floor_bonus=200).decide(ask(2000, {"b": 50 * BLOCK}), view(*short)).instance == "b"
 
 
-def test_the_bonus_is_off_by_default() -> None:
-    decision = KvAware().decide(ask(), view(load("a"), load("b", assigned=99)))
-    assert bonus(decision, "a") == 0
-
-
 @pytest.mark.parametrize("form", ["mean", "max"])
 def test_how_soon_the_cold_instance_is_found(form: str) -> None:
     """8 instances, 50 blocks of boilerplate on the hot one: the mean form lets two sessions go there, the max one."""

@@ -10,7 +10,6 @@ import pytest
 from results.records.decisions import Decision
 from runners.router.policies.balance import LeastWork, LeastWorkSpread, LoadOnly, RoundRobin
 from runners.router.policies.lmetric import KvLinear, LMetric
-from runners.router.policies.policy import WholePolicy
 from runners.router.policies.static_pd import StaticPD
 from runners.router.policies.sticky import Sticky, placing_order
 from tests.runners.router.views import ask, load, ruled_out, view
@@ -73,6 +72,14 @@ def test_idle_ties_pin_the_first_instance_only_where_that_is_asked_for() -> None
     decision = LMetric().decide(ask(), view(*loads, fallbacks=1))
     assert decision.advances
     assert decision.tie_break == "a, b, c, d are equal on work_x_requests (0); decided by turns_away"
+
+
+@pytest.mark.parametrize(("tokens_of_b", "decided"), [(5, "turns_away"), (7, "ongoing_tokens")])
+def test_the_key_that_separates_the_pick_from_its_nearest_rival_decided(tokens_of_b: int, decided: str) -> None:
+    loads = load("a", ot=5), load("b", ot=tokens_of_b), load("c", ot=9), load("d", bs=1)
+    decision = LoadOnly().decide(ask(), view(*loads))
+    assert decision.instance == "a"
+    assert decision.tie_break == f"a, b, c are equal on num_requests (0); decided by {decided}"
 
 
 def test_leastwork_counts_work_that_is_left_not_requests() -> None:
@@ -224,11 +231,3 @@ def test_static_pools_can_be_cut_from_instances_without_roles() -> None:
 def test_whole_requests_never_go_to_a_prefill_instance() -> None:
     decision = LMetric().decide(ask(), view(load("p", role="prefill"), load("d", role="decode", bs=5)))
     assert decision.instance == "d"
-
-
-def test_a_policy_without_its_rule_cannot_be_made() -> None:
-    class Incomplete(WholePolicy, frozen=True):
-        name = "incomplete"
-
-    with pytest.raises(TypeError, match="_choose_instance"):
-        Incomplete()  # type: ignore[abstract]

@@ -23,15 +23,6 @@ def test_both_gates_pass_and_the_owner_is_taken_although_others_score_better() -
     assert {one.instance: one.score[0] for one in decision.candidates} == {"a": 1098, "b": 0, "c": 1000}
 
 
-def test_gate_one_is_strict() -> None:
-    decision = Unified().decide(
-        ask(1000, {"a": 500}, owner="a"), view(load("a", bs=1), load("b", bs=1), load("c", bs=1))
-    )
-    assert decision.reason == "fallback_low_cache"
-    assert decision.gates[0].value == 0.5
-    assert decision.instance == "a", "the fallback still sees what a holds"
-
-
 def test_gate_two_compares_with_the_mean_of_all() -> None:
     request = ask(1000, {"a": 900}, owner="a")
     at_limit = Unified().decide(request, view(load("a", bs=4), load("b", bs=1), load("c", bs=1)))
@@ -78,17 +69,6 @@ def test_hybrid_high_cache_breaks_on_overload() -> None:
 def test_an_excluded_owner_is_taken_where_nobody_else_is_left() -> None:
     policy = Unified(hard_ceiling=1)
     assert policy.decide(ask(owner="a"), view(load("a", bs=3), load("b", available=False))).instance == "a"
-
-
-def test_the_four_keys_decide_in_their_order() -> None:
-    def pick(*loads: InstanceLoad, cached: dict[str, int] | None = None, fallbacks: int = 0) -> str:
-        return Unified().decide(ask(1000, cached), view(*loads, fallbacks=fallbacks)).instance
-
-    assert pick(load("a", bs=1, pp=10), load("b", bs=1, pp=20)) == "a"
-    assert pick(load("a"), load("b"), cached={"b": 16}) == "b", "equal products: the cache"
-    same = {"a": 900, "b": 900}
-    assert pick(load("a", bs=3, pp=100), load("b", bs=2, pp=200), cached=same) == "b", "600 each: the fewer requests"
-    assert pick(load("a"), load("b"), fallbacks=1) == "b", "all equal: the turn"
 
 
 KEYS = (0, 1, 2)
@@ -148,12 +128,6 @@ def test_it_decides_as_the_specification_is_written() -> None:
     assert sum(one != other for one, other in zip(expected, without_turn, strict=True)) > 100
     spread = [UnifiedSpread().decide(*one).instance for one in drawn]
     assert sum(one != other for one, other in zip(expected, spread, strict=True)) > 100
-
-
-def test_fresh_sessions_on_an_idle_cluster_take_turns() -> None:
-    loads = [load(name) for name in "abcd"]
-    picked = Counter(Unified().decide(ask(), view(*loads, fallbacks=n)).instance for n in range(20))
-    assert picked == dict.fromkeys("abcd", 5)
 
 
 def test_a_shared_prompt_draws_fresh_sessions_together_unless_they_are_spread() -> None:

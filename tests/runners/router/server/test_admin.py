@@ -154,6 +154,9 @@ async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
         wrong = await routed.http.post("/admin/instances", json={"instance": "b"})
         assert wrong.status_code == 400
         assert "url" in wrong.json()["error"]["message"]
+        other = await routed.http.post("/admin/instances", json={"instance": "b", "url": b.url, "kv_capacity": 9})
+        assert other.status_code == 400
+        assert "it has no field kv_capacity; it has instance, url," in other.json()["error"]["message"]
         bad_name = await routed.http.post("/admin/instances", json={"instance": "b\nc", "url": b.url})
         assert bad_name.status_code == 409
 

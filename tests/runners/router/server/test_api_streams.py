@@ -30,6 +30,9 @@ from tests.servers.api_streams import (
 from tests.servers.backend import Backend
 
 STREAMS = {"/v1/messages": MESSAGES, "/v1/responses": RESPONSES}
+TOKEN = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"a"}]}\n\n'
+CORE_DEAD = b'data: {"error":{"message":"EngineCore encountered an issue","type":"Error","code":500}}\n\n'
+TOO_LONG = b'data: {"error":{"message":"too long","code":400}}\n\n'
 
 
 @pytest.mark.parametrize("path", STREAMS)
@@ -60,6 +63,7 @@ async def test_a_client_that_leaves_after_the_last_event_got_it_all(path: str, t
 @pytest.mark.parametrize(
     ("path", "script"),
     [
+        ("/v1/completions", (TOKEN, CORE_DEAD, DONE)),
         ("/v1/messages", (MESSAGE_START, message_error(500))),
         ("/v1/messages", (MESSAGE_START, named("error", error={"type": "api_error", "message": "m"}))),
         ("/v1/responses", (*RESPONSES[:-1], named("error", code="server_error", message="m", param=None))),
@@ -68,16 +72,19 @@ async def test_a_client_that_leaves_after_the_last_event_got_it_all(path: str, t
 )
 async def test_an_error_event_is_the_instances_failure(path: str, script: tuple[bytes, ...], tmp_path: Path) -> None:
     async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
-        a.script, b.script = script, STREAMS[path]
+        a.script, b.script = script, STREAMS.get(path, (TOKEN, DONE))
         answers = [await routed.post(path=path) for _ in range(10)]
-        assert sum(by(answer) == "a" for answer in answers) == 3  # then its breaker is open
+        broken = [answer for answer in answers if by(answer) == "a"]
+        assert [answer.content for answer in broken] == [b"".join(script)] * 3, "then its breaker is open"
         assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
         assert await routed.metric('failures_total{instance="a",kind="event"}') == 3
+        assert await routed.metric('outcomes_total{instance="a",status="error"}') == 3
 
 
 @pytest.mark.parametrize(
     ("path", "script"),
     [
+        ("/v1/completions", (TOKEN, TOO_LONG, DONE)),
         ("/v1/messages", (MESSAGE_START, message_error(400))),
         ("/v1/messages", (MESSAGE_START, named("error", error={"type": "invalid_request_error", "message": "m"}))),
         ("/v1/responses", (*RESPONSES[:-1], named("error", code="context_length_exceeded", message="m"))),
@@ -211,9 +218,8 @@ async def test_a_stream_without_a_token_is_an_error_where_no_instance_is_left(tm
 
 async def test_a_first_event_without_a_token_is_passed_on_with_what_follows() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        token = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":"a"}]}\n\n'
-        a.script, a.itl_s = (NO_TOKEN, token, DONE), 0.01
-        assert (await routed.post()).content == NO_TOKEN + token + DONE
+        a.script, a.itl_s = (NO_TOKEN, TOKEN, DONE), 0.01
+        assert (await routed.post()).content == NO_TOKEN + TOKEN + DONE
 
 
 @pytest.mark.parametrize("itl_s", [0.0, 0.01])

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.front import ClientConnection
+from runners.router.server.http_message import HttpRequest
 from tests.runners.router.routers import instances, raw_post, router, until
 from tests.runners.router.server.test_hostile import Holding, connected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from results.records.router_spec import InstanceSpec
 from runners.router.breaker import BreakerState
+from runners.router.prefix_index import PrefixIndex
 from tests.runners.router.routers import (
     FAST,
     SHORT,
@@ -112,20 +115,6 @@ async def test_a_whole_answer_that_breaks_is_cut_and_never_passed_off_as_whole()
             await routed.post(stream=False)
 
 
-async def test_a_killed_instance_loses_its_streams_with_a_reason_and_new_requests_go_on() -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
-        a.gate = b.gate = asyncio.Event()
-        asking = [asyncio.create_task(routed.post()) for _ in range(4)]
-        await until(lambda: sum(load.ongoing_decode_tokens for load in routed.loads) == 32)
-        await a.kill()
-        await until(lambda: routed.available() == {"b"})
-        b.gate.set()
-        answers = await asyncio.gather(*asking)
-        broken = [answer for answer in answers if "error" in events(answer)[-1]]
-        assert [by(answer) for answer in broken] == ["a", "a"]
-        assert len(tokens(await routed.post())) == 3
-
-
 async def test_an_instance_that_hangs_is_left_for_another_in_time(tmp_path: Path) -> None:
     limits = replace(SHORT, first_byte_s=0.3)
     async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, limits=limits) as routed:
@@ -147,19 +136,42 @@ async def test_an_instance_whose_process_hangs_is_found_by_its_probes() -> None:
         assert routed.available() == {"b"}
 
 
-async def test_an_instance_that_was_only_silent_keeps_its_sessions_and_what_it_holds(tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "unified", folder=tmp_path) as routed:
+@pytest.mark.parametrize("capacity", [4096, None])
+async def test_an_instance_that_was_only_silent_keeps_its_sessions_and_what_it_holds(
+    capacity: int | None, tmp_path: Path
+) -> None:
+    """Also where the router asks the engine for its capacity: it asks again, and learns nothing new."""
+    async with instances("a", "b") as (a, b), contextlib.AsyncExitStack() as stack:
+        for one in (a, b):
+            one.metrics = 'vllm:cache_config_info{block_size="4",engine="0",num_gpu_blocks="1024"} 1.0\n'
+        specs = tuple(InstanceSpec(one.name, one.url, kv_capacity_tokens=capacity, block_tokens=4) for one in (a, b))
+        routed = await stack.enter_async_context(router([a, b], "unified", folder=tmp_path, instances=specs))
         prompt = list(range(64))
         owner = by(await routed.post("s", prompt=prompt))
         silent = a if owner == "a" else b
         silent.health_hangs = True
         await until(lambda: owner not in routed.available())
         silent.health_hangs = False
-        await until(lambda: owner in routed.available())
+        await until(lambda: owner in routed.available() and not routed.server._fleet._asking)
         assert by(await routed.post("s", prompt=prompt)) == owner
         record = (await routed.records(2))[1]
         assert record.request.owner == owner
         assert record.request.cached_tokens[owner] == 60
+
+
+async def test_an_instance_that_came_back_with_another_capacity_is_another_process() -> None:
+    page = 'vllm:cache_config_info{{block_size="4",engine="0",num_gpu_blocks="{}"}} 1.0\n'
+    async with instances("a") as (a,):
+        a.metrics = page.format(1024)
+        async with router([a], instances=(InstanceSpec("a", a.url, block_tokens=4),)) as routed:
+            await routed.post(prompt=list(range(64)))
+            a.health_hangs, a.metrics = True, page.format(512)
+            await until(lambda: not routed.available())
+            a.health_hangs = False
+            await until(lambda: routed.load("a").kv_capacity_tokens == 2048)
+            index = routed.server._fleet.indexes["a"]
+            assert isinstance(index, PrefixIndex)
+            assert (len(index), index.capacity_blocks) == (0, 512)
 
 
 async def test_a_stream_that_stands_still_is_ended_with_a_reason() -> None:
@@ -284,19 +296,6 @@ async def test_an_instance_that_comes_back_gets_sessions_again() -> None:
         again = [by(await routed.post(session)) for session in sessions]
         assert again.count("a") >= 5
         assert routed.server.tick().errors == 0
-
-
-async def test_one_failure_is_forgotten_and_a_failed_trial_is_not_the_end() -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin") as routed:
-        a.status = 500
-        for number in range(12):
-            assert (await routed.post(str(number))).status_code == 200
-            await asyncio.sleep(0.02)
-        a.status = 200
-        await until(lambda: "a" in routed.available())
-        served = [by(await routed.post(str(number))) for number in range(8)]
-        assert served.count("a") >= 3
-        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
 
 
 async def test_the_index_forgets_what_a_dead_instance_held(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,3 +173,33 @@ def test_a_spec_of_the_first_version_has_the_present_names(tmp_path: Path) -> No
     path = tmp_path / "s.json"
     path.write_text('{"instances": [{"instance": "a", "url": "http://h"}], "transfer": {"leg_priority": -1}}')
     assert read_router_spec(path) == RouterSpec((InstanceSpec("a", "http://h"),), transfer=TransferRules(priority=-1))
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ('"version": 2, "transfer": {"leg_priority": -1}', "transfer has no field leg_priority; it has timeout_s,"),
+        ('"transfer": {"timeuot_s": 5}', "transfer has no field timeuot_s; it has timeout_s,"),
+        ('"polcy": "unified"', "it has no field polcy; it has instances, policy,"),
+        ('"limits": {"stream": 9}', "limits has no field stream; it has connect_s,"),
+    ],
+)
+def test_a_spec_with_a_field_that_no_router_has_is_refused(tmp_path: Path, fields: str, refused: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(f'{{"instances": [{{"instance": "a", "url": "http://h"}}], {fields}}}')
+    with pytest.raises(RouterError, match=re.escape(refused)) as error:
+        read_router_spec(path)
+    assert error.value.remedy
+
+
+def test_a_spec_with_an_instance_that_has_another_field_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"instances": [{"instance": "a", "url": "http://h", "capacity": 9}]}')
+    with pytest.raises(RouterError, match=r"instances\[0\] has no field capacity; it has instance, url, role,"):
+        read_router_spec(path)
+
+
+def test_any_parameter_of_a_policy_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"instances": [{"instance": "a", "url": "http://h"}], "parameters": {"mine": {"deep": [1, 2]}}}')
+    assert read_router_spec(path).parameters == {"mine": {"deep": [1, 2]}}

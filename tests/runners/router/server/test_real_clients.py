@@ -5,64 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runners.router.breaker import BreakerState
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES
 from runners.router.server.paths import ROUTED
-from tests.runners.router.routers import FAST, SHORT, STEADY, by, events, instances, raw_post, router, tokens, until
-
-DEAD_CORE: dict[str, Any] = {"error": {"message": "EngineCore encountered an issue", "type": "Error", "code": 500}}
-
-
-async def test_a_client_that_leaves_after_the_last_event_got_the_whole_answer(tmp_path: Path) -> None:
-    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
-        a.end_gate = asyncio.Event()
-        reader, writer = await routed.connect(raw_post())
-        await reader.readuntil(b"data: [DONE]\n\n")
-        writer.transport.abort()
-        outcome = await routed.outcome_of()
-        assert (outcome.status, outcome.error) == ("ok", "")
-        assert (outcome.prompt_tokens, outcome.completion_tokens) == (8, 3)
-        assert routed.server.tick().errors == 0
-        a.end_gate.set()
-
-
-async def test_a_client_that_leaves_before_the_last_event_is_counted_as_aborted(tmp_path: Path) -> None:
-    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
-        a.gate, a.padding = asyncio.Event(), "data: [DONE]"
-        reader, writer = await routed.connect(raw_post())
-        await reader.readuntil(b"a0")
-        writer.transport.abort()
-        assert (await routed.outcome_of()).status == "aborted"
-        a.gate.set()
-
-
-async def test_an_error_event_in_a_stream_is_the_instances_failure(tmp_path: Path) -> None:
-    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path, health=STEADY) as routed:
-        a.error_event = DEAD_CORE
-        answers = [await routed.post(str(number)) for number in range(10)]
-        broken = [answer for answer in answers if by(answer) == "a"]
-        assert len(broken) == 3  # then its breaker is open
-        assert all(events(answer)[-1] == DEAD_CORE for answer in broken)  # passed on as it came
-        assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
-        records = [record for record in await routed.records(10) if record.decision.instance == "a"]
-        assert {record.outcome.status for record in records if record.outcome} == {"error"}
-        assert "EngineCore encountered an issue" in records[0].outcome.error  # type: ignore[union-attr]
-        assert await routed.metric('failures_total{instance="a",kind="event"}') == 3
-        assert await routed.metric('outcomes_total{instance="a",status="error"}') == 3
-
-
-async def test_an_error_event_that_blames_the_request_is_no_failure_of_the_instance(tmp_path: Path) -> None:
-    async with instances("a") as (a,), router([a], folder=tmp_path, health=STEADY) as routed:
-        a.error_event = {"error": {"message": "too long", "code": 400}}
-        for _ in range(4):
-            await routed.post()
-        assert routed.available() == {"a"}
-        assert (await routed.outcome_of(3)).status == "client_error"
+from tests.runners.router.routers import FAST, SHORT, by, instances, router, until
 
 
 async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() -> None:
@@ -102,12 +51,6 @@ async def test_what_an_engine_computes_is_routed(path: str) -> None:
         assert {seen.path for one in both for seen in one.seen} == {path}
         pick = routed.server.tick().latest[-1]
         assert pick.session == "s"
-
-
-async def test_a_streamed_response_of_the_responses_api_passes_through() -> None:
-    async with instances("a") as (a,), router([a]) as routed:
-        answer = await routed.post(path="/v1/responses", input="hello", stream=True)
-        assert len(tokens(answer)) == 3
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,6 @@ async def test_the_body_and_the_headers_arrive_as_they_were_sent() -> None:
         assert "connection" not in seen.headers
 
 
-async def test_chat_completions_are_routed_too() -> None:
-    async with instances("a", "b") as both, router(both) as routed:
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "session_id": "s", "prompt": None}
-        answer = await routed.post(path="/v1/chat/completions", **body)
-        assert answer.status_code == 200
-        assert routed.server.tick().latest[-1].session == "s"
-
-
 async def test_a_request_without_an_id_gets_one_that_client_and_instance_see() -> None:
     async with instances("a") as (a,), router([a]) as routed:
         answer = await routed.post()
@@ -181,15 +173,6 @@ async def test_a_client_that_leaves_frees_everything_and_the_instance_hears_of_i
         await until(routed.counters_are_zero)
         await until(lambda: sum(backend.dropped for backend in both) == 1)
         assert (await routed.outcome_of()).status == "aborted"
-
-
-async def test_a_client_that_leaves_before_the_first_byte_frees_everything() -> None:
-    async with instances("a") as (a,), router([a]) as routed:
-        a.hang = True
-        with pytest.raises(httpx.ReadTimeout):
-            await routed.http.post("/v1/completions", json={"prompt": [1] * 9}, timeout=0.2)
-        await until(routed.counters_are_zero)
-        assert routed.available() == {"a"}
 
 
 async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import psutil
@@ -17,9 +18,10 @@ import pytest
 
 from results.records.errors import SpecError
 from results.records.router_spec import BindingRules, InstanceSpec, RouterSpec
-from runners.router.messages import RouterError, RouterTick, TickInstance, TickPick
+from runners.router.messages import RouterError, RouterReady, RouterTick, TickInstance, TickPick
+from runners.router.server import several
 from runners.router.server.process import RouterProcess
-from runners.router.server.several import hold_port, merge_ticks
+from runners.router.server.several import Processes, hold_port, merge_ticks
 from tests.runners.router.routers import by, instances, members_of, until
 from tests.servers.backend import Backend
 from tests.servers.redis_server import RedisServer
@@ -131,6 +133,63 @@ async def test_a_killed_process_is_started_again_and_the_other_serves_meanwhile(
             outcome = await process.end()
         assert outcome.died == 1
         assert outcome.errors == 0
+
+
+class FakeProcess:
+    """A router process without one: its starts fail as listed in `errors`, and its first life ends at once."""
+
+    ready = RouterReady("http://127.0.0.1:1", 1, ("a",), 16, ("http://127.0.0.1:2",))
+    errors: ClassVar[list[OSError | None]] = []
+    lives: ClassVar[int] = 0
+
+    def __init__(self, *_: object) -> None:
+        """It has no spec."""
+
+    async def __aenter__(self) -> FakeProcess:
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        FakeProcess.lives += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is left."""
+
+    async def explain_end(self) -> str:
+        if FakeProcess.lives > 1:
+            await asyncio.Event().wait()
+        return "it was killed"
+
+    async def end(self, _: float | None) -> None:
+        raise RouterError("it has no outcome")
+
+
+@pytest.fixture
+def fake_processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    monkeypatch.setattr(several, "RouterProcess", FakeProcess)
+    monkeypatch.setattr(several, "RESTART_S", 0.0)
+    FakeProcess.lives = 0
+    bindings = BindingRules("redis://127.0.0.1:1/0")
+    spec = RouterSpec((InstanceSpec("a", "http://127.0.0.1:1"),), processes=2, bindings=bindings)
+    return Processes(spec, lambda tick: None)
+
+
+async def test_a_host_that_can_start_no_process_is_an_error_and_no_wait(fake_processes: Processes) -> None:
+    FakeProcess.errors = [OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))]
+    with pytest.raises(RouterError, match="cannot be started: Resource temporarily unavailable") as refused:
+        await asyncio.wait_for(fake_processes.start(), 5)
+    assert "ulimit" in refused.value.remedy
+
+
+async def test_a_process_that_cannot_be_started_again_for_a_while_is_tried_again(
+    fake_processes: Processes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    FakeProcess.errors = [None, None, OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+    await fake_processes.start()
+    await until(lambda: FakeProcess.lives == 3)
+    assert len(fake_processes._running) == 2
+    assert "Too many open files" in capsys.readouterr().err
+    await fake_processes.end()
 
 
 async def wait_for_page(page: str) -> None:

@@ -51,15 +51,6 @@ def test_a_migration_is_counted_from_when_it_was_served() -> None:
     assert (bindings.count_assigned("a"), bindings.count_active("a")) == (1, 0)
 
 
-def test_a_migration_that_failed_leaves_the_session_where_it_was() -> None:
-    bindings = Bindings()
-    bindings.commit_binding("s", "a", 0.0)
-    bindings.expect_binding("s", "b", migrates=True)
-    bindings.drop_expected("s", "b", migrates=True)
-    assert (bindings.owner_of("s"), bindings.moving_to("s")) == ("a", "")
-    assert bindings.since_migration_s("s", 9.0) is None
-
-
 def test_a_request_that_was_open_at_the_migration_does_not_take_its_session_back_but_another_migration_does() -> None:
     bindings = Bindings()
     bindings.commit_binding("s", "a", 0.0)
@@ -72,15 +63,6 @@ def test_a_request_that_was_open_at_the_migration_does_not_take_its_session_back
     bindings.commit_binding("s", "a", 30.0, migrates=True)
     assert bindings.owner_of("s") == "a", "although the first request is still open there"
     assert bindings.since_migration_s("s", 31.0) == 1.0
-
-
-def test_nor_does_its_first_request_that_was_still_on_its_way() -> None:
-    bindings = Bindings()
-    bindings.expect_binding("s", "a")
-    bindings.expect_binding("s", "b", migrates=True)
-    bindings.commit_binding("s", "b", 1.0, migrates=True)
-    bindings.commit_binding("s", "a", 2.0)
-    assert bindings.owner_of("s") == "b"
 
 
 def test_what_was_open_at_any_instance_at_a_migration_does_not_take_its_session_away_from_the_target() -> None:

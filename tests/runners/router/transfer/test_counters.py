@@ -181,38 +181,6 @@ async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) ->
     assert books.attributions[0].external_tokens is None
 
 
-async def test_an_answer_that_streams_is_not_read_for_and_not_given_up_on(books: Books) -> None:
-    await books.account.refresh_counters()
-    books.account.begin_transfer()
-    books.external += 32
-    over = books.end(40, 32, streams=True)
-    books.now_s += 100 * SETTLE_S
-    await asyncio.sleep(0.02)
-    assert (books.reads, books.attributions) == (1, [])
-    over()
-    over()
-    await until(lambda: bool(books.attributions))
-    assert (books.reads, books.attributions) == (2, [Attribution(32)])
-    over()
-    await books.account.wait_until_quiet(1.0)
-    assert books.reads == 2
-
-
-async def test_what_another_transfer_reads_first_tells_of_those_that_stream(books: Books) -> None:
-    await books.account.refresh_counters()
-    books.account.begin_transfer()
-    books.external += 32
-    over = books.end(40, 32, streams=True)
-    await books.account.refresh_counters()
-    assert books.attributions == [Attribution(32)]
-    books.account.begin_transfer()
-    books.external += 16
-    books.end(24, 16)
-    over()
-    await until(lambda: len(books.attributions) == 2)
-    assert books.attributions[1] == Attribution(16)
-
-
 async def test_those_that_overlap_a_stream_are_told_with_it(books: Books) -> None:
     await books.account.refresh_counters()
     books.account.begin_transfer()

@@ -24,11 +24,6 @@ def test_failures_in_a_window_are_needed() -> None:
     assert failed([0.0, 1.0, 2.0]).why_refused(2.0) == "quarantined for 10.0 s more (no answer)"
 
 
-def test_a_success_between_clears_the_count() -> None:
-    pair = failed([0.0, 1.0]).begin_transfer().note_success(probe=False)
-    assert pair.note_failure(2.0, "w", probe=False).note_failure(3.0, "w", probe=False).why_refused(3.0) == ""
-
-
 def test_one_probe_is_let_through_and_its_success_ends_the_quarantine() -> None:
     pair = failed([0.0, 0.0, 0.0])
     assert pair.why_refused(9.9)
@@ -45,11 +40,6 @@ def test_a_failed_probe_doubles_the_time_up_to_its_limit() -> None:
         now_s = pair.until_s
         pair = pair.begin_transfer().note_failure(now_s, "again", probe=True)
     assert held == [10.0, 20.0, 40.0, 40.0, 40.0]
-
-
-def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
-    pair = failed([0.0, 0.0, 0.0]).begin_transfer().release_probe(probe=True)
-    assert pair.why_refused(10.0) == ""
 
 
 def test_what_began_before_the_quarantine_says_nothing_in_it() -> None:
