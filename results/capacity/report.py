@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
 from results.capacity.search import Assessed, Size, best_split, describe_withheld
-from results.capacity.slo import Limit
+from results.capacity.slo import Limit, title_of
 from results.records.count import format_count
 from results.records.estimate import figure
 from results.records.percent import format_percent
@@ -136,10 +136,9 @@ def _state_outcome(size: Size, point: Assessed) -> str:
 def _describe_values(point: Assessed) -> str:
     texts = []
     for name, estimate in point.estimates.items():
-        metric, _, percentile = name.partition("_")
         why = "" if estimate.low is not None else f" (no interval: {estimate.reason})"
         shown = "never reached" if estimate.value is None else f"{estimate.text(3)} s"
-        texts.append(f"{metric.upper()} {percentile} {shown}{why}")
+        texts.append(f"{title_of(name)} {shown}{why}")
     return ", ".join(texts)
 
 
