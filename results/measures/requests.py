@@ -63,9 +63,9 @@ def _count_timed_out_as_cut(due: pd.DataFrame) -> pd.DataFrame:
     late = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool) & failed
     if not late.any():
         return due
-    slow = due.copy()
-    slow.loc[late, "status"] = RequestStatus.CUT.value
-    return slow
+    relabeled = due.copy()
+    relabeled.loc[late, "status"] = RequestStatus.CUT.value
+    return relabeled
 
 
 def request_counts(requests: Requests | None) -> dict[str, int | None]:
@@ -94,12 +94,12 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Sam
 
 def measure_latencies(due: pd.DataFrame) -> Latencies:
     """Latencies of these requests, which were due in the window."""
-    slow = _count_timed_out_as_cut(due)
-    if (slow["status"] == RequestStatus.OK.value).all():
-        return Latencies(_append_censored(slow, {}), {}, {})
-    cut = slow[slow["status"] == RequestStatus.CUT.value]
+    relabeled = _count_timed_out_as_cut(due)
+    if (relabeled["status"] == RequestStatus.OK.value).all():
+        return Latencies(_append_censored(relabeled, {}), {}, {})
+    cut = relabeled[relabeled["status"] == RequestStatus.CUT.value]
     waited = _bound_censored(cut)
-    return Latencies(_append_censored(slow, waited), waited, _count_lost(slow, cut))
+    return Latencies(_append_censored(relabeled, waited), waited, _count_lost(relabeled, cut))
 
 
 def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
