@@ -35,7 +35,7 @@ class _Labeled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAnswer(Answer, _Labeled):
-    """The answer for one policy."""
+    """The fewest instances that hold the objective under one policy, and the sizes that were simulated to find them."""
 
     needed: Estimate
     """Instances that the objective needs."""
