@@ -129,8 +129,8 @@ class Tables:
         for ordinal, stage in enumerate(plan.stages):
             self._save_row("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
         for ordinal, cell in enumerate(plan.cells):
-            place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
-            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
+            planned = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
+            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **planned})
 
     def _run_changed(
         self, event: events.RunChanged | events.RunTaken, recorded: Recorded, previous_t_unix_s: float
