@@ -97,7 +97,7 @@ class Analyst:
         self._folder = folder
         self._post = post
         self._clock = clock
-        self._of: Progress | None = None
+        self._analyzed: Progress | None = None
         self._started: float | None = None
         self._thread: threading.Thread | None = None
 
@@ -110,12 +110,12 @@ class Analyst:
         """Start an analysis if more cells have ended, none is under way, and the last is at least `EVERY_S` old."""
         ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
         progress = (len(ended), sum(cell.attempt for cell in ended))
-        if progress == self._of or count_measured(view) == 0 or self.busy:
+        if progress == self._analyzed or count_measured(view) == 0 or self.busy:
             return
         now = self._clock()
         if self._started is not None and now - self._started < EVERY_S:
             return
-        self._of, self._started = progress, now
+        self._analyzed, self._started = progress, now
         self._thread = threading.Thread(
             target=self._run_analysis, args=(view.plan.experiment,), name="analyst", daemon=True
         )

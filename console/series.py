@@ -49,15 +49,15 @@ def measured_points(
     return tuple((t, number) for t, number in values if number is not None)
 
 
-def thin_line(line: Sequence[Point], start: float, end: float, places: int) -> tuple[Point, ...]:
-    """At most one point per place along the axis: the highest, so that no peak is lost."""
-    if len(line) <= places or end <= start:
+def thin_line(line: Sequence[Point], start: float, end: float, columns: int) -> tuple[Point, ...]:
+    """At most one point per column of the axis: the highest, so that no peak is lost."""
+    if len(line) <= columns or end <= start:
         return tuple(line)
     highest: dict[int, Point] = {}
     for point in line:
-        place = int((point[0] - start) / (end - start) * places)
-        if place not in highest or point[1] > highest[place][1]:
-            highest[place] = point
+        column = int((point[0] - start) / (end - start) * columns)
+        if column not in highest or point[1] > highest[column][1]:
+            highest[column] = point
     return tuple(highest.values())
 
 

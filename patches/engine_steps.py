@@ -216,18 +216,18 @@ def _time_children(connector: object, engine: EngineSteps) -> None:
     """Time `build_connector_meta` of each connector inside a MultiConnector."""
     children = hooks.children_of(connector)
     engine.children = tuple(type(child).__name__ for child in children)
-    for place, child in enumerate(children):
-        why = replace_on_instance(child, "build_connector_meta", 1, functools.partial(_wrap_child, engine, place))
+    for index, child in enumerate(children):
+        why = replace_on_instance(child, "build_connector_meta", 1, functools.partial(_wrap_child, engine, index))
         if why is not None:
             engine.note_misfit(f"{type(child).__name__}.build_connector_meta", why)
 
 
-def _wrap_child(engine: EngineSteps, place: int, original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_child(engine: EngineSteps, index: int, original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def build_connector_meta(scheduler_output: object) -> object:
         t_enter = now()
         metadata = original(scheduler_output)
-        engine.children_ns[place] = now() - t_enter
+        engine.children_ns[index] = now() - t_enter
         return metadata
 
     return build_connector_meta

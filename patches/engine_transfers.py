@@ -68,7 +68,7 @@ class EngineTransfers:
         self.report = Report(log, "engine", EVENTS, check)
         for hook in HOOKS:
             if not check.fits(hook):
-                self.report.lose(hook.feeds, f"{hook.name}: {check.misfits[hook.name]}")
+                self.report.mark_unavailable(hook.feeds, f"{hook.name}: {check.misfits[hook.name]}")
         self.steps: deque[int] = deque(maxlen=KEPT_STEPS)
         """When the latest steps began."""
         self._allocated_ns: dict[str, int] = {}
@@ -76,10 +76,15 @@ class EngineTransfers:
     def constructed(self) -> None:
         """The scheduler exists, last of all that matters here."""
         if self.report.connector is None:
-            self.report.lose((PREFILL_DONE, ALLOCATED, PROMOTED, STEPS), "no KV connector in this engine")
+            self.report.mark_unavailable((PREFILL_DONE, ALLOCATED, PROMOTED, STEPS), "no KV connector in this engine")
         self.report.declare()
 
-    def scheduled(self, scheduler: Any, output: Output, t_ns: int) -> list[Line]:  # noqa: ANN401 - vLLM's Scheduler
+    def make_scheduled_lines(
+        self,
+        scheduler: Any,  # noqa: ANN401 - vLLM's Scheduler
+        output: Output,
+        t_ns: int,
+    ) -> list[Line]:
         """Requests that have left the queue for the first time; those that come back after a preemption have not."""
         lines: list[Line] = []
         for new in output.scheduled_new_reqs:
@@ -88,7 +93,7 @@ class EngineTransfers:
                 lines.append(
                     {
                         "t_ns": t_ns,
-                        **names(request),
+                        **read_ids(request),
                         "part": part_in_transfer(request),
                         "prompt_tokens": request.num_prompt_tokens,
                         "cached_tokens": new.num_computed_tokens,
@@ -96,7 +101,9 @@ class EngineTransfers:
                 )
         return lines
 
-    def finished(self, request: Request, blocks: Sequence[Any], result: Sequence[Any], t_ns: int) -> list[Line]:
+    def make_finished_lines(
+        self, request: Request, blocks: Sequence[Any], result: Sequence[Any], t_ns: int
+    ) -> list[Line]:
         """A prefill request is over; `ok` says whether its blocks wait to be fetched."""
         self._allocated_ns.pop(request.request_id, None)
         if part_in_transfer(request) != "prefill":
@@ -104,9 +111,9 @@ class EngineTransfers:
         groups = blocks if blocks and not isinstance(blocks[0], int) else [blocks]
         status = getattr(getattr(request, "status", None), "name", None)
         count = sum(len(group) for group in groups)
-        return [{"t_ns": t_ns, **names(request), "blocks": count, "ok": bool(result[0]), "status": status}]
+        return [{"t_ns": t_ns, **read_ids(request), "blocks": count, "ok": bool(result[0]), "status": status}]
 
-    def allocated(self, request: Request, blocks: object, external_tokens: int, t_ns: int) -> list[Line]:
+    def make_allocated_lines(self, request: Request, blocks: object, external_tokens: int, t_ns: int) -> list[Line]:
         """A decode request has its blocks; those without a hash are to be filled from the other engine."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
@@ -119,7 +126,7 @@ class EngineTransfers:
         return [
             {
                 "t_ns": t_ns,
-                **names(request),
+                **read_ids(request),
                 "prompt_tokens": request.num_prompt_tokens,
                 "external_tokens": external_tokens,
                 "local_tokens": getattr(getattr(request, "prefill_stats", None), "num_local_cached_tokens", None),
@@ -127,12 +134,12 @@ class EngineTransfers:
             }
         ]
 
-    def promoted(self, request: Request, failed: bool | None, t_ns: int) -> list[Line]:
+    def make_promoted_lines(self, request: Request, failed: bool | None, t_ns: int) -> list[Line]:
         """The request's blocks have arrived: it can be scheduled."""
         ok = None if failed is None else not failed
-        return [{"t_ns": t_ns, **names(request), "ok": ok, "num_computed": request.num_computed_tokens}]
+        return [{"t_ns": t_ns, **read_ids(request), "ok": ok, "num_computed": request.num_computed_tokens}]
 
-    def stepped(self, request: Request, t_ns: int) -> list[Line]:
+    def make_step_lines(self, request: Request, t_ns: int) -> list[Line]:
         """Periods between starts of consecutive steps while this request waited, from the step that gave it blocks."""
         allocated_ns = self._allocated_ns.pop(request.request_id, None)
         if allocated_ns is None:
@@ -143,7 +150,7 @@ class EngineTransfers:
         if not periods:
             return []
         p50_us = median(periods) / 1000
-        return [{"t_ns": t_ns, **names(request), "steps": len(periods), "step_p50_us": p50_us}]
+        return [{"t_ns": t_ns, **read_ids(request), "steps": len(periods), "step_p50_us": p50_us}]
 
 
 def part_in_transfer(request: Request) -> str:
@@ -157,7 +164,7 @@ def part_in_transfer(request: Request) -> str:
     return "decode" if params.get("do_remote_prefill") or params.get("remote_engine_id") else "none"
 
 
-def names(request: Request) -> dict[str, Any]:
+def read_ids(request: Request) -> dict[str, Any]:
     """What joins a request's lines: Mooncake has a transfer id, NIXL names the other engine's request."""
     params = request.kv_transfer_params or {}
     return {
@@ -176,7 +183,7 @@ def wrap_schedule(original: Callable[..., Output], engine: EngineTransfers) -> C
         begins.append(now())
         output = original(self, *args, **kwargs)
         if sees_new and output.scheduled_new_reqs:
-            report.note(SCHEDULED, engine.scheduled, self, output, now())
+            report.note(SCHEDULED, engine.make_scheduled_lines, self, output, now())
         return output
 
     return schedule
@@ -188,8 +195,8 @@ def wrap_promote(original: Callable[..., object], engine: EngineTransfers) -> Ca
         failed = _has_load_failed(self, request)
         result = original(self, request)
         t_ns = now()
-        engine.report.note(PROMOTED, engine.promoted, request, failed, t_ns)
-        engine.report.note(STEPS, engine.stepped, request, t_ns)
+        engine.report.note(PROMOTED, engine.make_promoted_lines, request, failed, t_ns)
+        engine.report.note(STEPS, engine.make_step_lines, request, t_ns)
         return result
 
     return _update_waiting_for_remote_kv
@@ -212,11 +219,11 @@ def watch_scheduler_connector(connector: object, engine: EngineTransfers) -> Non
     for method, arguments, event, wrap in (
         (finished, 2, PREFILL_DONE, functools.partial(_wrap_finished, engine)),
         ("update_state_after_alloc", 3, ALLOCATED,
-         surround(before=lambda *called: note(ALLOCATED, engine.allocated, *called, now()))),
+         surround(before=lambda *called: note(ALLOCATED, engine.make_allocated_lines, *called, now()))),
     ):  # fmt: skip
         why = replace_on_instance(connector, method, arguments, wrap)
         if why is not None:
-            engine.report.lose((event,), f"{engine.report.connector}.{method}: {why}")
+            engine.report.mark_unavailable((event,), f"{engine.report.connector}.{method}: {why}")
 
 
 def _wrap_finished(engine: EngineTransfers, original: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
@@ -224,7 +231,7 @@ def _wrap_finished(engine: EngineTransfers, original: Callable[..., Sequence[Any
     def request_finished(request: Request, block_ids: Sequence[Any]) -> Sequence[Any]:
         t_ns = now()
         result = original(request, block_ids)
-        engine.report.note(PREFILL_DONE, engine.finished, request, block_ids, result, t_ns)
+        engine.report.note(PREFILL_DONE, engine.make_finished_lines, request, block_ids, result, t_ns)
         return result
 
     return request_finished

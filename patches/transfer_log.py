@@ -134,7 +134,7 @@ class Report:
     def offers(self, event: str) -> bool:
         return event not in self.reasons
 
-    def lose(self, events: Iterable[str], why: str) -> None:
+    def mark_unavailable(self, events: Iterable[str], why: str) -> None:
         """These cannot be seen; the first reason stays."""
         for event in events:
             self.reasons.setdefault(event, why)
@@ -155,7 +155,7 @@ class Report:
 
     def stop(self, events: Iterable[str], error: Exception) -> None:
         """These ended with an error of the probe's own."""
-        self.lose(events, f"stopped: {type(error).__name__}: {error}")
+        self.mark_unavailable(events, f"stopped: {type(error).__name__}: {error}")
         self.declare()
 
     def status(self) -> Line:

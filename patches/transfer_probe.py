@@ -62,16 +62,16 @@ def watch_worker_connector(connector: object, report: Report) -> None:
     candidates = (_find_moving_part(part, report) for part in _list_parts(connector))
     moving = next((part for part in candidates if part is not None), None)
     if moving is None:
-        report.lose(WORKER_EVENTS, f"{report.connector} has no worker of Mooncake's or NIXL's")
+        report.mark_unavailable(WORKER_EVENTS, f"{report.connector} has no worker of Mooncake's or NIXL's")
     else:
         for event, why in moving.unseen.items():
-            report.lose((event,), why)
+            report.mark_unavailable((event,), why)
         targets = moving.targets()
         for instance, table, _ in targets:
             for hook in table:
                 misfit = method_misfit(instance, hook)
                 if misfit is not None:
-                    report.lose(hook.feeds, f"{hook.name}: {misfit}")
+                    report.mark_unavailable(hook.feeds, f"{hook.name}: {misfit}")
         for instance, table, wraps in targets:
             for hook, wrap in zip(table, wraps, strict=True):
                 _replace(instance, hook, wrap, report)
@@ -84,7 +84,7 @@ def _replace(instance: object, hook: Method, wrap: Wrap, report: Report) -> None
         return
     why = replace_on_instance(instance, hook.method, len(hook.signatures[0]), wrap)
     if why is not None:
-        report.lose(hook.feeds, f"{hook.name}: {why}")
+        report.mark_unavailable(hook.feeds, f"{hook.name}: {why}")
 
 
 def _list_parts(connector: object) -> Iterator[object]:

@@ -15,7 +15,7 @@ TRANSFER_RESULTS = ("get_transfer_results", "get_finished")
 """What the model runner asks a connector for at the end of a step, newest name first (0.32 calls the first)."""
 _GET_FINISHED, _START_LOAD, _WAIT_FOR_SAVE = 2, 3, 4
 _FIRST_CHILD = WORKER_FIELDS.index(CHILD_FIELDS[0])
-"""Places in WORKER_FIELDS."""
+"""Indexes in WORKER_FIELDS."""
 _UNTIMED = (MISSING,) * (len(WORKER_FIELDS) - _GET_FINISHED)
 
 

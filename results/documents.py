@@ -96,8 +96,8 @@ _ABOUT_SCHEMAS = (
     "without a slash. A file that several experiments write has one option for each. `$defs` has every record in its "
     "present version, with its files in `$comment`; one that is no JSON, as a row of a CSV, is described as it is "
     "read: an empty cell is null, and a mapping or a record stands for a column per key or field. Readers ignore keys "
-    "that they do not know; those of a trace and of an engine model refuse them. The document itself accepts any "
-    "value: validate against an entry of `files` or `$defs`."
+    "that they do not know; those of a trace, of an engine model and of a spec (`*.spec.json`) refuse them. The "
+    "document itself accepts any value: validate against an entry of `files` or `$defs`."
 )
 
 

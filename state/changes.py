@@ -55,7 +55,7 @@ def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t
     )
 
 
-def run_taken(run: RunRow, event: events.RunTaken) -> RunRow:
+def run_after_takeover(run: RunRow, event: events.RunTaken) -> RunRow:
     """The run after a takeover: its active time stops at the last heartbeat, until it is RUNNING again."""
     until_unix_s = event.last_heartbeat_unix_s
     return replace(run, pid=event.pid, active_s=active_s(run, until_unix_s), running_since_unix_s=None)
@@ -129,7 +129,7 @@ def _finish_attempt(
     return cell.attempts
 
 
-def cell_progressed(cell: CellView, event: events.CellProgressed) -> CellView:
+def cell_after_progress(cell: CellView, event: events.CellProgressed) -> CellView:
     """The cell with its progress, which counts only while it runs."""
     if cell.state is not CellState.RUNNING:
         return cell

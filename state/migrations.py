@@ -150,7 +150,7 @@ def _count_step(before: MigrationCounts, event: MigrationChanged, attempt: int) 
 
 
 def _add_step(rows: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
-    """The rows with the migration's newest step, at its old place where it has one."""
+    """The rows with the migration's newest step, at its old index where it has one."""
     ends = event.phase in ("done", "failed")
     row = Migration(
         **pick_fields(event, MigrationStep),
@@ -159,21 +159,21 @@ def _add_step(rows: tuple[Migration, ...], event: MigrationChanged, attempt: int
         t_unix_s=event.t_unix_s,
         ended_unix_s=event.t_unix_s if ends else None,
     )
-    place = _find_place(rows, event) if event.phase != "refused" else None
-    if place is None:
+    index = _find_index(rows, event) if event.phase != "refused" else None
+    if index is None:
         return (*rows, row)
-    begun = rows[place]
+    begun = rows[index]
     if begun.phase != "started":
         return rows if event.phase == "started" else (*rows, row)
     text = ", ".join(dict.fromkeys(part for part in (begun.text or begun.reason, event.text) if part))
-    return (*rows[:place], replace(row, t_unix_s=begun.t_unix_s, text=text), *rows[place + 1 :])
+    return (*rows[:index], replace(row, t_unix_s=begun.t_unix_s, text=text), *rows[index + 1 :])
 
 
-def _find_place(rows: tuple[Migration, ...], event: MigrationChanged) -> int | None:
+def _find_index(rows: tuple[Migration, ...], event: MigrationChanged) -> int | None:
     matches = (
-        place
-        for place in range(len(rows) - 1, -1, -1)
-        if (rows[place].migration, rows[place].cell) == (event.migration, event.cell) and rows[place].phase != "refused"
+        index
+        for index in range(len(rows) - 1, -1, -1)
+        if (rows[index].migration, rows[index].cell) == (event.migration, event.cell) and rows[index].phase != "refused"
     )
     return next(matches, None)
 

@@ -16,7 +16,7 @@ from results.records.plan import CellPlan, RunPlan
 from state.changes import (
     active_s,
     cell_after,
-    cell_progressed,
+    cell_after_progress,
     illegal_cell,
     illegal_instance,
     illegal_run,
@@ -25,7 +25,7 @@ from state.changes import (
     request_answered,
     request_submitted,
     run_after,
-    run_taken,
+    run_after_takeover,
     stage_after,
 )
 from state.errors import IllegalTransition
@@ -129,15 +129,15 @@ class Tables:
         for ordinal, stage in enumerate(plan.stages):
             self._save_row("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
         for ordinal, cell in enumerate(plan.cells):
-            place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
-            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
+            planned = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
+            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **planned})
 
     def _run_changed(
         self, event: events.RunChanged | events.RunTaken, recorded: Recorded, previous_t_unix_s: float
     ) -> None:
         run = self.run()
         if isinstance(event, events.RunTaken):
-            after = run_taken(run, event)
+            after = run_after_takeover(run, event)
         else:
             _refuse_change(illegal_run(run, event))
             after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
@@ -161,7 +161,7 @@ class Tables:
 
     def _cell_progressed(self, event: events.CellProgressed) -> None:
         cell = self.cell(event.cell)
-        after = cell_progressed(cell, event)
+        after = cell_after_progress(cell, event)
         if after is not cell:
             self._update_row("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 

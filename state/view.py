@@ -89,7 +89,7 @@ def _change_run(
         case events.RunChanged():
             return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
         case events.RunTaken():
-            return {"row": changes.run_taken(view.row, event)}
+            return {"row": changes.run_after_takeover(view.row, event)}
     return {"pace": event.pace}
 
 
@@ -146,7 +146,7 @@ def _change_live(
     if isinstance(event, events.RouterSampled):
         failed = failed_of(view.migrations, event.cell)
         return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt, failed)}
-    after = changes.cell_progressed(before, event)
+    after = changes.cell_after_progress(before, event)
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 

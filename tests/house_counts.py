@@ -1,6 +1,6 @@
 """Count the house: size, function lengths, names that recur, import circles, prose that reads as translated.
 
-`python -m tests.house_counts` prints the table and writes it into docs/architecture.md beside the counts of e7ebcb5.
+`python -m tests.house_counts` prints the table and writes it into docs/size.md beside the counts of e7ebcb5.
 `--root FOLDER --json` counts another tree; BEFORE was made so from e7ebcb5.
 """
 
@@ -13,11 +13,13 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "size.md"
+WAY_PAGE = "docs/architecture.md"
+"""Has the table of the modules on the way of one turn."""
 BEGIN, END = "<!-- counts: made by `python -m tests.house_counts` -->", "<!-- end of counts -->"
 PACKAGES = ("console", "runners", "patches", "launch", "state", "results")
 TRANSLATED = re.compile(
@@ -35,7 +37,9 @@ BEFORE = {
     "`state`: modules; lines; function length; docstrings": "21; 3,725; 6/18/35; 51 %, 85 %",
     "`results`: modules; lines; function length; docstrings": "122; 20,406; 7/22/67; 62 %, 95 %",
     "lines of source": "64,709",
+    "of these: code; docstrings; blank; imports; comments": "42,347; 6,977; 10,856; 4,460; 69",
     "lines of tests": "42,663",
+    "of tests: code; docstrings; blank; imports; comments": "30,160; 1,110; 8,087; 3,271; 35",
     "docs without the examples: lines; words": "2,826; 39,322",
     "longest function": "`route` in `runners/cli/route.py`, 224 lines",
     "functions of more than 60 lines": "6",
@@ -50,7 +54,7 @@ BEFORE = {
     "modules on the way of one turn": "46",
     "declarations of a turn": "11",
     "names on the way of one request": "19",
-    "types of a judgement; enums of outcomes": "5; 4",
+    "types of a judgement; enums of outcomes": "8; 6",
 }
 
 TURN_DECLARATIONS = (
@@ -67,6 +71,7 @@ TURN_DECLARATIONS = (
 the row of a turn that was never sent.
 """
 
+OUTCOME_FIELDS = ("outcome", "answer", "verdict", "cause")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -188,10 +193,13 @@ def whole_house(root: Path, modules: list[Module]) -> dict[str, str]:
     graph = import_graph(modules)
     importers = Counter(name for imported in graph.values() for name in imported)
     groups = circles(graph)
+    tests = sorted((root / "tests").rglob("*.py"))
     one_word = sum("_" not in name.strip("_") for name in names.elements())
     return {
         "lines of source": f"{sum(module.text.count(chr(10)) for module in modules):,}",
-        "lines of tests": f"{sum(count_lines(path) for path in (root / 'tests').rglob('*.py')):,}",
+        "of these: code; docstrings; blank; imports; comments": count_kinds(module.text for module in modules),
+        "lines of tests": f"{sum(map(count_lines, tests)):,}",
+        "of tests: code; docstrings; blank; imports; comments": count_kinds(path.read_text("utf-8") for path in tests),
         "docs without the examples: lines; words": (
             f"{sum(map(count_lines, pages(root))):,}; {sum(map(count_words, pages(root))):,}"
         ),
@@ -223,8 +231,8 @@ def assigned_found(module: Module) -> int:
 
 
 def count_turn_steps(root: Path) -> int:
-    """Rows of the table in docs/architecture.md, which tests/test_architecture.py holds against the imports."""
-    page = root / "docs" / "architecture.md"
+    """Rows of the table that tests/test_architecture.py holds against the imports."""
+    page = root / WAY_PAGE
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     part = text.partition("## The way of one turn")[2].partition("\n## ")[0]
     return part.count("\n| `")
@@ -260,16 +268,43 @@ def request_names(modules: list[Module]) -> set[str]:
 
 
 def count_judgements(modules: list[Module]) -> tuple[int, int]:
-    """Classes of `results` with a field that holds the outcome of a rule, and the enums of such outcomes."""
+    """Classes of `results` with a field that holds the outcome of a rule, and the enums of such outcomes.
+
+    A `Verdict`, the side of no effect on which an interval is, is no rule's outcome.
+    """
     classes = [one for module in modules if module.path.parts[0] == "results" for one in module.classes()]
-    enums = [one.name for one in classes if "StrEnum" in map(ast.unparse, one.bases)]
+    enums = [one.name for one in classes if "StrEnum" in map(ast.unparse, one.bases) and one.name != "Verdict"]
     used = [
         ast.unparse(field.annotation)
         for one in classes
         for field in one.body
-        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) in ("outcome", "answer")
+        if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) in OUTCOME_FIELDS
     ]
     return sum(name in enums for name in used), sum(name in used for name in enums)
+
+
+def count_kinds(texts: Iterable[str]) -> str:
+    """Lines of code, docstrings, blank lines, imports and comments; a docstring is any string that is a statement."""
+    kinds = Counter(kind for text in texts for kind in kinds_of_lines(text))
+    return "; ".join(f"{kinds[kind]:,}" for kind in ("code", "docstring", "blank", "import", "comment"))
+
+
+def kinds_of_lines(text: str) -> list[str]:
+    lines = [line.strip() for line in text.splitlines()]
+    kinds = ["comment" if line.startswith("#") else "code" if line else "blank" for line in lines]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Expr):
+            kind = kind_of_statement(node)
+            end = node.end_lineno or node.lineno
+            kinds[node.lineno - 1 : end] = [kind or one for one in kinds[node.lineno - 1 : end]]
+    return kinds
+
+
+def kind_of_statement(node: ast.Import | ast.ImportFrom | ast.Expr) -> str:
+    """Empty where its lines are what they look like."""
+    if not isinstance(node, ast.Expr):
+        return "import"
+    return "docstring" if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else ""
 
 
 def count_lines(path: Path) -> int:
@@ -310,7 +345,7 @@ def write(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count the house and write the table into docs/architecture.md.")
+    parser = argparse.ArgumentParser(description="Count the house and write the table into docs/size.md.")
     parser.add_argument("--root", type=Path, default=ROOT, help="count this tree instead, and write nothing")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()

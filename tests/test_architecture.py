@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -170,7 +171,7 @@ def graph(modules: list[house_counts.Module]) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def steps() -> list[Step]:
-    return listed_steps(house_counts.PAGE.read_text(encoding="utf-8"))
+    return listed_steps((house_counts.ROOT / house_counts.WAY_PAGE).read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +254,22 @@ def test_circles_and_lengths_are_counted() -> None:
     assert house_counts.circles({name: imported - {name} for name, imported in graph.items()}) == [["b", "c"]]
     assert house_counts.spread([1, 2, 3]) == "2/4/3"
     assert house_counts.share(1, 3) == "33 %"
+
+
+def test_lines_are_counted_by_kind() -> None:
+    head = '"""One.\n\nTwo.\n"""\n\nfrom a import (\n    b,\n)\n\n'
+    text = head + '# why\nVALUE = """x\ny"""  # what\n"""Its."""\nprint(b)\n'
+    assert house_counts.count_kinds([text]) == "3; 5; 2; 3; 1"
+
+
+def test_an_outcome_is_counted_by_its_enum_whatever_its_field_is_called(tmp_path: Path) -> None:
+    text = (
+        "class Cause(StrEnum): ...\nclass Verdict(StrEnum): ...\nclass Unused(StrEnum): ...\n"
+        "class A:\n    cause: Cause\nclass B:\n    verdict: Verdict\nclass C:\n    outcome: str\n"
+    )
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "rules.py").write_text(text)
+    assert house_counts.count_judgements(house_counts.read_modules(tmp_path, ("results",))) == (1, 1)
 
 
 def test_the_page_has_the_part_that_the_counts_go_into() -> None:

@@ -152,12 +152,19 @@ LENT: dict[str, set[str]] = {
 """By experiment of `runners`, the modules that it imports from another: docs/decisions/capacity-on-routing.md."""
 
 
+def folders_of(package: str) -> set[str]:
+    """Names of the folders with modules, which are the experiments' own beside those that a contract names."""
+    return {path.parent.name for path in (ROOT / package).glob("*/*.py")}
+
+
 def test_no_experiment_imports_another_except_the_modules_lent_to_capacity() -> None:
     """Each lent module is imported too, so that no unused permission stays in `LENT`."""
     from runners.experiments.registry import FOLDERS
 
-    for folder in FOLDERS:
-        others = {f"runners.experiments.{other}" for other in set(FOLDERS) - {folder}}
+    folders = folders_of("runners/experiments")
+    assert set(FOLDERS) <= folders
+    for folder in folders:
+        others = {f"runners.experiments.{other}" for other in folders - {folder}}
         paths = (ROOT / "runners" / "experiments" / folder).rglob("*.py")
         imported = {name for path in paths for name in imports_of(path) if any(is_within(name, one) for one in others)}
         lent = LENT.get(folder, set())
@@ -165,16 +172,59 @@ def test_no_experiment_imports_another_except_the_modules_lent_to_capacity() -> 
         assert {module for module in lent if not any(is_within(name, module) for name in imported)} == set(), folder
 
 
-def test_one_contract_names_the_experiments_of_results() -> None:
-    """Its list is exhaustive: a new experiment is missing there before `make check` passes, and nowhere else."""
-    from results.registry import FOLDERS
+ABOVE_EXPERIMENTS = {"documents", "registry"}
+"""Layers of `results` that list the experiments, and import them by name."""
 
+
+def layers_of_results() -> set[str]:
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = pyproject["tool"]["importlinter"]["contracts"]
-    assert [one["name"] for one in contracts if any(f"results.{folder}" in str(one) for folder in FOLDERS)] == []
     (layers,) = [one for one in contracts if one.get("containers") == ["results"]]
-    assert layers["exhaustive"]
-    assert set(FOLDERS) <= {name for layer in layers["layers"] for name in layer.split(" | ")}
+    return {name for layer in layers["layers"] for name in layer.split(" | ")}
+
+
+def wrong_imports_of_experiments(graph: dict[str, set[str]], experiments: set[str]) -> set[tuple[str, str]]:
+    """Imports in `results` of another experiment's folder, of one by what is below it, of what is above by one."""
+    pairs = {(module, name) for module, imported in graph.items() for name in imported}
+    wrong = set()
+    for module, name in pairs:
+        if not (module.startswith("results.") and name.startswith("results.")):
+            continue
+        room, imported_room = module.split(".")[1], name.split(".")[1]
+        reaches_up = room in experiments and imported_room in ABOVE_EXPERIMENTS
+        reaches_another = imported_room in experiments - {room} and room not in ABOVE_EXPERIMENTS
+        if reaches_up or reaches_another:
+            wrong.add((module, name))
+    return wrong
+
+
+def test_a_folder_of_results_is_a_layer_of_the_contract_or_belongs_to_one_experiment(
+    graph: dict[str, set[str]],
+) -> None:
+    from results.registry import FOLDERS
+
+    layers = layers_of_results()
+    experiments = folders_of("results") - layers
+    assert set(FOLDERS) <= experiments
+    assert {path.stem for path in (ROOT / "results").glob("*.py")} - layers == {"__init__"}
+    assert wrong_imports_of_experiments(graph, experiments) == set()
+
+
+@pytest.mark.parametrize(
+    ("module", "imports"),
+    [
+        ("results.routing.read", "results.capacity.read"),
+        ("results.traces.figures", "results.routing.read"),
+        ("results.routing.write", "results.documents"),
+        ("results.routing.write", "results.registry"),
+        ("results.report.page", "results.routing.page"),
+        ("results.experiment", "results.traces.tables"),
+    ],
+)
+def test_a_wrong_import_of_an_experiment_is_seen(graph: dict[str, set[str]], module: str, imports: str) -> None:
+    changed = {**graph, module: graph[module] | {imports}}
+    experiments = folders_of("results") - layers_of_results()
+    assert wrong_imports_of_experiments(changed, experiments) == {(module, imports)}
 
 
 @pytest.mark.parametrize(

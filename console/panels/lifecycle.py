@@ -91,8 +91,8 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
         ("size", f"{size}; repetition {event.repetition}"),
         ("counts", f"no: {event.discarded}" if event.discarded else "no: a warm-up" if event.warmup else "yes"),
         *(
-            (find_phase(name, place).label, f"{digits(ms)} ms")
-            for place, (name, ms) in enumerate(event.phases_ms.items())
+            (find_phase(name, index).label, f"{digits(ms)} ms")
+            for index, (name, ms) in enumerate(event.phases_ms.items())
         ),
     ]
     speed = f"{say.data(event.bytes)} at {digits(event.bandwidth_gbps)} Gbit/s"

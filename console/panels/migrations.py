@@ -81,10 +81,10 @@ def describe_cell(picture: Picture, cell_id: str, width: int) -> tuple[Cell, ...
     """The cell, its policy, and the amount moved, on as many lines as they need."""
     counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
     cells = cells_of(picture)
-    place = f"{cells.index(cell_id) + 1} of {len(cells)}  " if len(cells) > 1 and cell_id in cells else ""
+    position = f"{cells.index(cell_id) + 1} of {len(cells)}  " if len(cells) > 1 and cell_id in cells else ""
     started = counts.of("started")
     entries: tuple[Cell, ...] = (
-        ((f"{past.policy}  " if past else "", "bold"), (f"{cell_id}  {place}", "dim")),
+        ((f"{past.policy}  " if past else "", "bold"), (f"{cell_id}  {position}", "dim")),
         ((f"{format_count(started, 'migration', 'migrations')}  {counts.of('refused')} refused  ", ""),),
         ((f"moved {say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}", "dim"),),
     )
@@ -133,12 +133,12 @@ def build_scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene
     end = max(end, float(int(now_of(picture)) + 1)) if current else end
     start = past.pending[0][0] - MARGIN_S
     start = start if window_s is None else max(start, end - window_s)
-    places = {name: place for place, name in enumerate(past.instances)}
-    bands = tuple(Band(name, _choose_tone(picture, past, name), _list_points(past, name, start)) for name in places)
+    indexes = {name: index for index, name in enumerate(past.instances)}
+    bands = tuple(Band(name, _choose_tone(picture, past, name), _list_points(past, name, start)) for name in indexes)
     arrows = tuple(
-        Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[name_outcome(row)])
+        Arrow(row.t_unix_s, indexes[row.source], indexes[row.target], TONES[name_outcome(row)])
         for row in migrations_of(picture, cell_id)
-        if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
+        if row.phase in ("started", "done", "failed") and row.source in indexes and row.target in indexes
     )
     return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
 

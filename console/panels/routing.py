@@ -21,8 +21,6 @@ from results.records.events import RoutedLine
 from results.report.terms import term
 from state.routing import RoutingView
 
-BESIDE = 110
-"""Columns from which reasons stand beside the decisions, else on a line above them."""
 REASONS = 40
 """Columns of the reasons beside the decisions."""
 LOADS_LEAST = 7
@@ -32,7 +30,7 @@ DECISIONS_LEAST = 4
 DECISIONS_RESERVED = 7
 """Lines reserved for decisions where there are many instances."""
 WIDE = 110
-"""Columns from which a decision shows its request."""
+"""Columns from which a decision shows its request, and reasons are beside the decisions, else on a line above them."""
 WARNINGS = 3
 """Lines of warnings; further ones are counted."""
 
@@ -208,7 +206,7 @@ class RoutingPanel(Panel):
         self._head.show_lines(*head)
         self._warnings.show_lines(*lines)
         self._warnings.display = bool(lines)
-        self._divide_room(height - len(head) - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
+        self._divide_room(height - len(head) - len(lines), len(routing.latest.instances) + 2, width >= WIDE)
         columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
         self._reason_line.show_lines(reason_line(routing))

@@ -64,9 +64,9 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     tone = "" if current else "dim"
     shares = routing.shares
     rows = []
-    for place, load in enumerate(routing.latest.instances):
+    for index, load in enumerate(routing.latest.instances):
         mark = marks.get(load.instance)
-        color = routed_tone(picture.view, engine_of(load), place)
+        color = routed_tone(picture.view, engine_of(load), index)
         cells = {
             "name": ((load.instance, color), (f" {load.role}" if load.role in POOLS else "", "dim")),
             "state": _state_cell(load, mark, glyphs) if current else cell(_state_cell(load, mark, glyphs)[0][0], "dim"),
@@ -108,14 +108,14 @@ def _curve_cell(
     past: list[LoadSample], instance: str, end: float, top: int, glyphs: Glyphs, columns: tuple[Column, ...]
 ) -> str:
     """The highest pending prefill of each part of the past minute, to the scale of the bars."""
-    places = _column_width(columns, "past")
+    width = _column_width(columns, "past")
     highest: dict[int, int] = {}
-    for t_unix_s, loads in past if places else ():
-        place = places - 1 - int((end - t_unix_s) / PAST_S * places)
+    for t_unix_s, loads in past if width else ():
+        position = width - 1 - int((end - t_unix_s) / PAST_S * width)
         for load in loads:
             if load.instance == instance:
-                highest[place] = max(highest.get(place, 0), load.pending_prefill_tokens)
-    return "".join(_level_sign(highest.get(place), top, glyphs) for place in range(places))
+                highest[position] = max(highest.get(position, 0), load.pending_prefill_tokens)
+    return "".join(_level_sign(highest.get(position), top, glyphs) for position in range(width))
 
 
 def _level_sign(tokens: int | None, top: int, glyphs: Glyphs) -> str:

@@ -19,19 +19,19 @@ STALE_S = 3.0
 
 
 def config_tone(view: RunView, config: str) -> str:
-    """A config's color: its place in the plan."""
+    """A config's color, by its index in the plan."""
     return f"series-{view.plan.configs.index(config) % SERIES}" if config in view.plan.configs else ""
 
 
 def tone_of(view: RunView, instance: InstanceView) -> str:
-    """An instance's color: by config where configs are compared, by its place where all have the same config."""
+    """An instance's color: by config where configs are compared, by its index where all have the same config."""
     if len(view.plan.configs) > 1 and instance.config in view.plan.configs:
         return config_tone(view, instance.config)
     return f"series-{list(view.instances).index(instance.instance) % SERIES}"
 
 
 def routed_tone(view: RunView, engine: str, index: int) -> str:
-    """An instance's color by the name that the router's samples give its engine, else by its place there."""
+    """An instance's color by the name that the router's samples give its engine, else by its index there."""
     known = view.instances.get(engine)
     return f"series-{index % SERIES}" if known is None else tone_of(view, known)
 

@@ -51,9 +51,9 @@ PHASES: Mapping[str, Phase] = {
 its two parts."""
 
 
-def find_phase(name: str, place: int) -> Phase:
+def find_phase(name: str, index: int) -> Phase:
     """A phase by its name; an unknown one gets the tone of its position in the request."""
-    return PHASES.get(name) or Phase(name.replace("_", " "), f"series-{place % SERIES}", name[:1] or "?")
+    return PHASES.get(name) or Phase(name.replace("_", " "), f"series-{index % SERIES}", name[:1] or "?")
 
 
 def latest_requests(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
@@ -68,8 +68,8 @@ def list_phases(requests: Sequence[MeasuredRequest], marker: str, width: int) ->
         for name, ms in request.event.phases_ms.items():
             values_by_phase.setdefault(name, []).extend([ms] if ms is not None and request.counts else [])
     entries = []
-    for place, (name, values) in enumerate(values_by_phase.items()):
-        each = find_phase(name, place)
+    for index, (name, values) in enumerate(values_by_phase.items()):
+        each = find_phase(name, index)
         middle = digits(median(values)) if values else NOT_MEASURED
         sign = each.letter if marker == "letters" else BLOCK
         entries.append(((f"{sign} ", each.tone), (f"{each.label} ", ""), (f"{middle}  ", "dim")))
@@ -157,21 +157,21 @@ def _mark_cell(request: MeasuredRequest, glyphs: Glyphs) -> Cell:
 def _bar_cell(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Cell:
     """The phases one after the other. A phase that was not measured takes no room; `»` marks a bar that is cut."""
     event = request.event
-    known = [(place, name, max(0.0, ms)) for place, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]
+    known = [(index, name, max(0.0, ms)) for index, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]
     if not known or full_ms <= 0:
         return cell(event.discarded or "no phase was measured", "dim")
     shares = (min(sum_ms / full_ms, 2.0) for sum_ms in accumulate(ms for _, _, ms in known))  # may be infinite
     ends = [round(share * room) for share in shares]
     spans: list[Span] = []
-    for (place, name, _), begin, end in zip(known, (0, *ends), ends, strict=False):
-        each = find_phase(name, place)
+    for (index, name, _), begin, end in zip(known, (0, *ends), ends, strict=False):
+        each = find_phase(name, index)
         sign = each.letter if marker == "letters" else BLOCK
         spans.append((sign * (min(end, room) - min(begin, room)), each.tone))
     if ends[-1] > room:
         last, tone = next((text, tone) for text, tone in reversed(spans) if text)
-        place = max(place for place, (text, _) in enumerate(spans) if text)
-        spans[place] = (last[:-1], tone)
-        spans.insert(place + 1, (GOES_ON, tone))
+        index = max(index for index, (text, _) in enumerate(spans) if text)
+        spans[index] = (last[:-1], tone)
+        spans.insert(index + 1, (GOES_ON, tone))
     return tuple(span for span in spans if span[0])
 
 

@@ -99,8 +99,8 @@ class Canvas:
         """A line through the points; those at the indices `breaks` are not joined to the one before."""
         signal = self._make_signal(points, marker, style)
         signal.lines().density("full")
-        for place in breaks:
-            signal.line(place, False)
+        for index in breaks:
+            signal.line(index, False)
         self._figure.draw(signal)
 
     def dot(self, point: tuple[float, float], sign: str, style: Style) -> None:

@@ -38,7 +38,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A session that moved; `source` and `target` are places among the bands."""
+    """A session that moved; `source` and `target` are indexes of bands."""
 
     t_unix_s: float
     source: int
@@ -97,13 +97,13 @@ def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[li
     levels = [_find_levels(band, scene, columns) for band in bands]
     top = max((value for row in levels for value in row if value is not None), default=0)
     canvas: _Canvas = []
-    for place, (band, row) in enumerate(zip(bands, levels, strict=True)):
-        if place and apart:
+    for index, (band, row) in enumerate(zip(bands, levels, strict=True)):
+        if index and apart:
             canvas.append([(" ", "")] * columns)
         tones = [HOT_TONE if _is_hot(value, scene.hot_above) else band.tone for value in row]
         canvas += [[(_level_sign(value, top, tall, tall - 1 - line, glyphs), tone)
                     for value, tone in zip(row, tones, strict=True)] for line in range(tall)]  # fmt: skip
-    first = [place * (tall + apart) for place in range(len(bands))]
+    first = [index * (tall + apart) for index in range(len(bands))]
     for arrow in scene.arrows:
         column = int((arrow.t_unix_s - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
         if 0 <= column < columns and arrow.source != arrow.target and max(arrow.source, arrow.target) < len(bands):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from results.capacity.search import Answer, Size
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.estimate import Estimate
 from results.records.frames import Gap
 from results.report.documents import AggregateHead
@@ -35,7 +35,7 @@ class _Labeled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAnswer(Answer, _Labeled):
-    """The answer for one policy."""
+    """The fewest instances that hold the objective under one policy, and the sizes that were simulated to find them."""
 
     needed: Estimate
     """Instances that the objective needs."""
@@ -122,8 +122,6 @@ class CapacityManifestRow:
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(CapacityAggregate, ("aggregate.json",)),
     Declared(CapacityVerdicts, ("verdicts.json",)),
-    *declare_inside(CapacityAggregate, PolicyAnswer),
-    *declare_inside(PolicyAnswer, AssessedSize, Size),
     Declared(CapacityRow, ("aggregate.csv", "aggregate.parquet")),
     Declared(CapacityManifestRow, ("MANIFEST.tsv",)),
 )

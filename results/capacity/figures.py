@@ -9,7 +9,7 @@ import pandas as pd
 
 from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
-from results.capacity.search import best_split
+from results.capacity.search import best_split, describe_withheld
 from results.measures.summary import bounded_columns
 from results.records.count import format_count
 from results.report.direct_labels import Named, label_lines
@@ -29,11 +29,13 @@ def build_figures(analysis: CapacityAnalysis) -> tuple[Figure, ...]:
     table = pd.DataFrame(_list_rows(analysis))
     if not has_values(table):
         return (Figure(FIGURE, TITLE, missing="no point has a value"),)
+    why = describe_withheld(analysis.traces)
     caption = (
         f"SIMULATED, {analysis.facts.simulated}. Each simulated size, over "
         f"{format_count(analysis.traces, 'trace', 'traces')}; bars: intervals. Of the splits of a pooled fleet the one "
         "that holds the objective, else an undecided one, else the nearest to it. Ringed: the size holds the "
         "objective; the others do not, or that is undecided. A size that leaves the percentile unserved has no mark."
+        + (f" No size is ringed: {why}." if why else "")
     )
     limits = {limit.title: limit.limit_s for limit in analysis.limits}
     pens = assign_pens({one.label: one.policy for one in analysis.policies})

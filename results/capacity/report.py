@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
-from results.capacity.search import Assessed, Size, best_split
-from results.capacity.slo import Limit
+from results.capacity.search import Assessed, Size, best_split, describe_withheld
+from results.capacity.slo import Limit, title_of
 from results.records.count import format_count
 from results.records.estimate import figure
 from results.records.percent import format_percent
@@ -22,11 +22,22 @@ from results.statistics.trials import MIN_PAIRED
 
 FIGURE = 1
 _OBJECTIVE = {Outcome.HOLDS: "holds", Outcome.FAILS: "misses", Outcome.UNDECIDED: "undecided"}
+_VERDICTS = {
+    Outcome.HOLDS: ("holds it", "hold it"),
+    Outcome.FAILS: ("misses it", "miss it"),
+    Outcome.UNDECIDED: ("is undecided", "are undecided"),
+}
+"""Of one instance, and of more."""
+_SHOWN = _VERDICTS | {
+    Outcome.HOLDS: ("meets every limit", "meet every limit"),
+    Outcome.FAILS: ("misses a limit", "miss a limit"),
+}
+"""The same of traces that are too few for a verdict."""
 
 
 def name_outcome(point: Assessed) -> str:
     """As tables and files write it: a size misses the objective where the rule fails."""
-    return _OBJECTIVE[point.outcome]
+    return _OBJECTIVE[point.verdict]
 
 
 def build_page(analysis: CapacityAnalysis) -> Page:
@@ -70,12 +81,7 @@ def describe_answer(policy: PolicyCapacity) -> str:
     if answer.unfinished is not None:
         return f"the search is not over: a point of {answer.unfinished.phrase} is missing."
     if answer.fewest is None:
-        at = ""
-        if policy.points:
-            largest = best_split(policy.points, max(policy.points).instances)
-            at = f": at {largest.text}, {_describe_values(policy.points[largest])}"
-        undecided = "" if answer.possible is None else f"; undecided from {answer.possible.text} on"
-        return f"no size of up to {Size(policy.search.most).phrase} holds it{at}{undecided}."
+        return f"{_describe_none(policy)}."
     held = policy.points[answer.fewest]
     parts = [f"{answer.fewest.phrase} {_state_outcome(answer.fewest, held)} ({_describe_values(held)})"]
     fewer = answer.fewest.instances - 1
@@ -90,7 +96,23 @@ def describe_answer(policy: PolicyCapacity) -> str:
     if answer.not_monotone:
         sizes = ", ".join(size.text for size in answer.not_monotone)
         parts.append(f"not monotone: of the larger sizes {sizes} do not hold it")
+    if why := describe_withheld(held.traces):
+        parts.append(f"undecided: {why}")
     return f"{'; '.join(parts)}."
+
+
+def _describe_none(policy: PolicyCapacity) -> str:
+    """That no size holds the objective."""
+    none = f"no size of up to {Size(policy.search.most).phrase}"
+    if not policy.points:
+        return f"{none} holds it"
+    largest = best_split(policy.points, max(policy.points).instances)
+    point, possible = policy.points[largest], policy.answer.possible
+    why = describe_withheld(point.traces)
+    at = f"at {largest.text}, {_describe_values(point)}"
+    if why:
+        return f"{none} meets every limit: {at}; undecided: {why}"
+    return f"{none} holds it: {at}" + ("" if possible is None else f"; undecided from {possible.text} on")
 
 
 def describe_needed(policy: PolicyCapacity) -> str | None:
@@ -106,18 +128,17 @@ def describe_needed(policy: PolicyCapacity) -> str | None:
 
 
 def _state_outcome(size: Size, point: Assessed) -> str:
-    one = {Outcome.HOLDS: "holds it", Outcome.FAILS: "misses it", Outcome.UNDECIDED: "is undecided"}
-    more = {Outcome.HOLDS: "hold it", Outcome.FAILS: "miss it", Outcome.UNDECIDED: "are undecided"}
-    return (one if size.instances == 1 else more)[point.outcome]
+    """The verdict, or what the traces show where they are too few for one."""
+    one, more = (_SHOWN if describe_withheld(point.traces) else _VERDICTS)[point.outcome]
+    return one if size.instances == 1 else more
 
 
 def _describe_values(point: Assessed) -> str:
     texts = []
     for name, estimate in point.estimates.items():
-        metric, _, percentile = name.partition("_")
         why = "" if estimate.low is not None else f" (no interval: {estimate.reason})"
         shown = "never reached" if estimate.value is None else f"{estimate.text(3)} s"
-        texts.append(f"{metric.upper()} {percentile} {shown}{why}")
+        texts.append(f"{title_of(name)} {shown}{why}")
     return ", ".join(texts)
 
 
@@ -153,6 +174,11 @@ _NEEDED = (
 )
 
 
+def _note_needed(analysis: CapacityAnalysis) -> str:
+    why = describe_withheld(analysis.traces)
+    return f"{_NEEDED} Undecided: {why}; the sizes are those of the search's own comparison." if why else _NEEDED
+
+
 def _show_size(size: Size | None) -> str | None:
     return None if size is None else size.text
 
@@ -164,7 +190,7 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
         f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
         (
             gates_table(analysis.engine_gates),
-            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order), _NEEDED),
+            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order), _note_needed(analysis)),
             _build_points(analysis),
             *([gap_table(analysis.gaps)] if analysis.gaps else []),
         ),
@@ -181,7 +207,9 @@ def _build_points(analysis: CapacityAnalysis) -> Table:
         Column("turns completed", lambda row: _share_completed(*row), "%", 4, 100),
     )
     rows = [(policy, size) for policy in analysis.policies for size in policy.points]
-    note = "A turn that did not complete counts as never served. `-`: the percentile is such a turn."
+    why = describe_withheld(analysis.traces)
+    undecided = f"Undecided: {why} ({TRIALS_REMEDY}). " if why else ""
+    note = f"{undecided}A turn that did not complete counts as never served. `-`: the percentile is such a turn."
     return make_table("Points", columns, rows, note)
 
 

@@ -51,7 +51,7 @@ class Assessed:
     """One size, over all its traces."""
 
     outcome: Outcome
-    """Outcome of the rule that the size holds the objective.
+    """Outcome of the search's own comparison, whatever the number of traces; reports state `verdict`.
 
     HOLDS: every trace meets every limit, and so does the upper end of each interval. FAILS: every trace misses one
     limit, or the lower end of its interval does. Never OPEN: a trace misses a limit whose percentile is unserved.
@@ -60,6 +60,12 @@ class Assessed:
     """The largest logarithm of a value over its limit: below 0 all are met on average."""
     estimates: Mapping[str, Estimate]
     """By name of the limit, in seconds."""
+    traces: int
+
+    @property
+    def verdict(self) -> Outcome:
+        """Outcome of the rule that the size holds the objective: UNDECIDED where `describe_withheld` has a reason."""
+        return Outcome.UNDECIDED if describe_withheld(self.traces) else self.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,7 @@ def assess(limits: Sequence[Limit], rows: Sequence[Mapping[str, float | None]], 
     for limit in limits:
         value = estimates[limit.name].value
         ratios.append(UNSERVED + 1 - min(served) if value is None else math.log(value / limit.limit_s))
-    return Assessed(outcome, max(ratios), estimates)
+    return Assessed(outcome, max(ratios), estimates, len(rows))
 
 
 def _estimate(values: Sequence[float | None]) -> Estimate:
@@ -125,6 +131,13 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
 
 def _describe_few(traces: int) -> str:
     return f"{format_count(traces, 'trace', 'traces')}, and an interval takes {MIN_PAIRED}"
+
+
+def describe_withheld(traces: int) -> str:
+    """Why this many traces decide nothing of a size; empty where they may."""
+    if traces >= MIN_PAIRED:
+        return ""
+    return f"{format_count(traces, 'trace', 'traces')}, and a verdict takes {MIN_PAIRED}"
 
 
 def _judge(limit: Limit, values: Sequence[float | None], estimate: Estimate) -> Outcome:

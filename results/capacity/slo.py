@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
-_LIMIT = re.compile(r"(ttft|tpot|e2e)_p(\d\d)=(\d+(?:\.\d+)?)(ms|s)")
+from results.measures.latency import METRICS
+
+_LIMIT = re.compile(r"(\w+)_p(\d\d)=(\d+(?:\.\d+)?)(ms|s)", re.ASCII)
 _UNITS = {"s": 1.0, "ms": 1e-3}
 
 
@@ -15,7 +16,7 @@ class Limit:
     """The most that a percentile may be."""
 
     metric: str
-    """A key of METRICS."""
+    """Name of a declared metric without its unit, seconds: `ttft`."""
     percent: int
     """Percentile of the turns: 90 for p90."""
     limit_s: float
@@ -26,7 +27,13 @@ class Limit:
 
     @property
     def title(self) -> str:
-        return f"{METRICS[self.metric]} p{self.percent}"
+        return title_of(self.name)
+
+
+def title_of(name: str) -> str:
+    """As tables and figures show the limit with this name."""
+    metric, _, percentile = name.rpartition("_")
+    return f"{METRICS[f'{metric}_s'].title} {percentile}"
 
 
 def parse_slo(text: str) -> tuple[Limit, ...]:
@@ -34,7 +41,7 @@ def parse_slo(text: str) -> tuple[Limit, ...]:
     limits = []
     for part in text.split(","):
         match = _LIMIT.fullmatch(part.strip())
-        if match is None or float(match[3]) <= 0 or int(match[2]) == 0:
+        if match is None or f"{match[1]}_s" not in METRICS or float(match[3]) <= 0 or int(match[2]) == 0:
             raise ValueError(f"{part.strip()!r} is no limit such as ttft_p90=2s or tpot_p90=50ms")
         limits.append(Limit(match[1], int(match[2]), float(match[3]) * _UNITS[match[4]]))
     names = [limit.name for limit in limits]

@@ -174,10 +174,10 @@ def _read_rates(
     except (OSError, ArtifactError) as error:
         missing = isinstance(error, OSError)
         needed = not missing or any(summary.phase != "A" for summary in summaries)
-        given = reference_rates(summaries, thresholds=thresholds)
+        from_phase_a = reference_rates(summaries, thresholds=thresholds)
         source = "the plan fixes" if facts.fixed_rates else "Phase A gives now"
         why = f"{'is missing' if missing else error}; the reference rates are those {source}"
-        chosen = fix_rates(given, facts.fixed_rates) if facts.fixed_rates else given
+        chosen = fix_rates(from_phase_a, facts.fixed_rates) if facts.fixed_rates else from_phase_a
         return chosen, (Gap(path.name, why),) if needed else ()
     if written.fixed:
         return written, ()

@@ -124,7 +124,7 @@ class Measurements:
         trials: dict[int, Trial] = {}
         why: dict[str, None] = {}
         for cell in cells:
-            point = None if cell.degraded else self._of(cell).get(series)
+            point = None if cell.degraded else self._measure_points(cell).get(series)
             if point is not None:
                 trials[cell.trial] = point
             else:
@@ -197,10 +197,10 @@ class Measurements:
         return self._draws[series].get(load, {})
 
     def _is_cut(self, cell: CellSummary, series: str) -> bool:
-        self._of(cell)
+        self._measure_points(cell)
         return series in self._cut[cell.path]
 
-    def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
+    def _measure_points(self, cell: CellSummary) -> Mapping[str, Trial]:
         if cell.path not in self._points:
             samples = self._samples_of(cell)
             seed = zlib.crc32(cell.cell.encode())  # one per cell: reproducible draws, joint for all its series

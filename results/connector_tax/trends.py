@@ -136,8 +136,8 @@ class _Surface:
 
     def _list_loads(self, lengths: Sequence[int], others: Sequence[int]) -> list[Load]:
         """Those that take part."""
-        places = ((length, other) for other in others for length in lengths if not self.why_left_out(length, other))
-        return [self.loads[shape] for place in places if (shape := self.shape(*place)) in self.loads]
+        pairs = ((length, other) for other in others for length in lengths if not self.why_left_out(length, other))
+        return [self.loads[shape] for pair in pairs if (shape := self.shape(*pair)) in self.loads]
 
     def _trend(
         self,

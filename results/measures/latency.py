@@ -33,6 +33,16 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class LowerBound:
+    """The least that a metric is of a request that was cut or timed out before it had a value."""
+
+    reads: tuple[str, ...]
+    """Fields of the record, in the order of the formula's arguments; without one of them there is no bound."""
+    formula: Callable[..., Any]
+    """Formula over arrays of them; never below 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class RequestMetric:
     """A number that follows from the record of one request."""
 
@@ -50,6 +60,10 @@ class RequestMetric:
     """Whether there is a value, by the same arguments; None = always."""
     shown_unit: str = "ms"
     """`s`, `ms`, or another unit that the values have already."""
+    bound: LowerBound | None = None
+    """None = nothing is known of a request that was cut or timed out before it had a value."""
+    min_output_tokens: int = 0
+    """Requests that asked for fewer are not missed where they failed or were cut."""
 
     def value(self, *numbers: Any) -> float | None:
         """The value of one request; None where one of the numbers is."""
@@ -75,12 +89,15 @@ class RequestMetric:
         return values
 
 
+_WAITED = LowerBound(("t_send_ns", "t_end_ns"), lambda send_ns, end_ns: (end_ns - send_ns) / 1e9)
+
 TTFT = RequestMetric(
     name="ttft_s",
     title="TTFT",
     reads=("t_send_ns", "t_first_token_ns"),
     formula=lambda send_ns, first_ns: (first_ns - send_ns) / 1e9,
     statuses=(RequestStatus.OK, RequestStatus.CUT),  # without those cut after their first token, slow ones would lack
+    bound=_WAITED,
 )
 TPOT = RequestMetric(
     name="tpot_s",
@@ -88,6 +105,11 @@ TPOT = RequestMetric(
     reads=("t_first_token_ns", "t_last_token_ns", "completion_tokens"),
     formula=lambda first_ns, last_ns, tokens: (last_ns - first_ns) / 1e9 / (tokens - 1),
     is_defined=lambda first_ns, last_ns, tokens: tokens > 1,
+    bound=LowerBound(
+        ("t_first_token_ns", "t_end_ns", "output_tokens"),
+        lambda first_ns, end_ns, tokens: (end_ns - first_ns) / 1e9 / (tokens - 1),
+    ),
+    min_output_tokens=2,
 )
 E2E = RequestMetric(
     name="e2e_s",
@@ -95,6 +117,7 @@ E2E = RequestMetric(
     reads=("t_send_ns", "t_last_token_ns"),
     formula=lambda send_ns, last_ns: (last_ns - send_ns) / 1e9,
     shown_unit="s",
+    bound=_WAITED,
 )
 
 METRICS: dict[str, RequestMetric] = {}
@@ -118,7 +141,8 @@ def declare(metric: RequestMetric) -> None:
             f'the metric "{metric.title}" cannot be called {metric.name}: requests, turns or steps have a column of '
             "that name; give the metric another name"
         )
-    unrecorded = [name for name in metric.reads if name not in _RECORDED]
+    reads = (*metric.reads, *(metric.bound.reads if metric.bound else ()))
+    unrecorded = [name for name in reads if name not in _RECORDED]
     if unrecorded:
         raise ValueError(f"metric {metric.name} reads {', '.join(unrecorded)}, which no record of a request has")
     METRICS[metric.name] = metric

@@ -2,8 +2,9 @@
 
 Latencies count only the requests due in the measured window; warm-up is cut. Throughput counts every completion inside
 the window, whenever it was sent: those of earlier requests make up for those after its end. Requests that were cut by
-the end of the drain, or that timed out, are censored: their wait is a lower bound. A censored request without a first
-token has no TPOT, one that failed otherwise no latency: a percentile is not known where these are many.
+the end of the drain, or that timed out, are censored: their wait is a lower bound where the metric declares one. A
+censored request without a first token has no TPOT, one that failed otherwise no latency: a percentile is not known
+where these are many.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from results.measures.latency import E2E, METRICS, TPOT, TTFT, Samples, metric_samples
+from results.measures.latency import METRICS, RequestMetric, Samples, metric_samples, metric_values
 from results.measures.summary import NONE_LOST, Lost, percentile_estimates
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
-from results.statistics.estimates import clean, student_quantile
+from results.statistics.estimates import student_quantile
 
 _UNREADABLE = "the request records cannot be read"
 
@@ -63,9 +65,9 @@ def _count_timed_out_as_cut(due: pd.DataFrame) -> pd.DataFrame:
     late = due["error"].str.startswith(TIMED_OUT).fillna(value=False).astype(bool) & failed
     if not late.any():
         return due
-    slow = due.copy()
-    slow.loc[late, "status"] = RequestStatus.CUT.value
-    return slow
+    relabeled = due.copy()
+    relabeled.loc[late, "status"] = RequestStatus.CUT.value
+    return relabeled
 
 
 def request_counts(requests: Requests | None) -> dict[str, int | None]:
@@ -86,56 +88,49 @@ def request_counts(requests: Requests | None) -> dict[str, int | None]:
 def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
-    Those that were cut or timed out before they had a TTFT, a TPOT or an E2E follow as infinity. A request without a
-    first token has not even a bound of TPOT: `Latencies.lost`.
+    Those that were cut or timed out before they had a value follow as infinity where the metric declares a bound that
+    is known. A request without a first token has no bound of TPOT: `Latencies.lost`.
     """
     return measure_latencies(due_in_window(frame, record)).samples
 
 
 def measure_latencies(due: pd.DataFrame) -> Latencies:
     """Latencies of these requests, which were due in the window."""
-    slow = _count_timed_out_as_cut(due)
-    if (slow["status"] == RequestStatus.OK.value).all():
-        return Latencies(_append_censored(slow, {}), {}, {})
-    cut = slow[slow["status"] == RequestStatus.CUT.value]
-    waited = _bound_censored(cut)
-    return Latencies(_append_censored(slow, waited), waited, _count_lost(slow, cut))
+    relabeled = _count_timed_out_as_cut(due)
+    table = pa.Table.from_pandas(relabeled, preserve_index=False)
+    samples = metric_samples(table)
+    if (relabeled["status"] == RequestStatus.OK.value).all():
+        return Latencies(samples, {}, {})
+    waited, lost = dict[str, Samples](), dict[str, Lost]()
+    for name, values in metric_values(table).items():
+        waited[name], lost[name] = _censor(METRICS[name], relabeled[np.isnan(values)])
+        samples[name] = np.append(samples[name], np.full(waited[name].size, np.inf))
+    return Latencies(samples, waited, lost)
 
 
-def _append_censored(slow: pd.DataFrame, waited: Mapping[str, Samples]) -> dict[str, Samples]:
-    """Every declared metric of these requests; each of `waited` follows as infinity."""
-    samples = metric_samples(pa.Table.from_pandas(slow, preserve_index=False))
-    return {name: np.append(values, np.full(len(waited.get(name, ())), np.inf)) for name, values in samples.items()}
+def _censor(metric: RequestMetric, without: pd.DataFrame) -> tuple[Samples, Lost]:
+    """Lower bounds of the requests that were cut or timed out, and how many requests have not even a bound.
+
+    `without`: the requests without a value.
+    """
+    if not set(metric.reads) <= set(without.columns):
+        return np.empty(0), NONE_LOST  # these records have it of no request, however it ended
+    missed = without[without["output_tokens"] >= metric.min_output_tokens]
+    failed = missed["status"] == RequestStatus.ERROR.value
+    cut = missed[missed["status"] == RequestStatus.CUT.value]
+    waited, is_bounded = _bound_censored(metric, cut)
+    answered = cut["t_first_token_ns"].notna() & ~is_bounded
+    return waited, Lost(int(failed.sum()), len(cut) - waited.size - int(answered.sum()), int(answered.sum()))
 
 
-def _bound_censored(cut: pd.DataFrame) -> Mapping[str, Samples]:
-    """Lower bounds for the requests that were cut or timed out before their TTFT, TPOT or E2E."""
-    answered = cut["t_first_token_ns"].notna()
-    decoding = cut[answered & (cut["output_tokens"] > 1)]
-    intervals = decoding["output_tokens"].to_numpy(dtype=np.float64) - 1
-    return {
-        TTFT.name: clean(_waited_s(cut[~answered], "t_send_ns")),
-        TPOT.name: clean(_waited_s(decoding, "t_first_token_ns") / intervals),
-        E2E.name: clean(_waited_s(cut, "t_send_ns")),
-    }
-
-
-def _count_lost(slow: pd.DataFrame, cut: pd.DataFrame) -> Mapping[str, Lost]:
-    """By metric, the requests of which nothing is known; `cut`: those of `slow` that were cut or timed out."""
-    failed = slow[slow["status"] == RequestStatus.ERROR.value]
-    early = cut["t_first_token_ns"].isna() & (cut["output_tokens"] > 1)
-    lost = Lost(len(failed))
-    return {
-        TTFT.name: lost,
-        TPOT.name: Lost(int((failed["output_tokens"] > 1).sum()), int(early.sum())),
-        E2E.name: lost,
-    }
-
-
-def _waited_s(frame: pd.DataFrame, since: str) -> Samples:
-    """NaN where a stamp is missing."""
-    waited_ns: Samples = (frame["t_end_ns"] - frame[since]).to_numpy(dtype=np.float64)
-    return waited_ns / 1e9
+def _bound_censored(metric: RequestMetric, cut: pd.DataFrame) -> tuple[Samples, npt.NDArray[np.bool_]]:
+    """The known bounds of these requests, and which requests have one."""
+    if metric.bound is None:
+        return np.empty(0), np.zeros(len(cut), dtype=np.bool_)
+    read = cut[list(metric.bound.reads)]
+    is_known = read.notna().all(axis=1).to_numpy(dtype=np.bool_)
+    columns = (read.loc[is_known, name].to_numpy() for name in metric.bound.reads)
+    return np.asarray(metric.bound.formula(*columns), dtype=np.float64), is_known
 
 
 def latencies(measured: Latencies | None) -> dict[str, Estimate]:

@@ -29,26 +29,30 @@ class Lost:
     """With an error other than a timeout."""
     early: int = 0
     """Cut or timed out before their first token."""
+    answered: int = 0
+    """Cut or timed out after it."""
 
     @property
     def count(self) -> int:
-        return self.failed + self.early
+        return self.failed + self.early + self.answered
 
     def describe(self) -> str:
         """What they did."""
-        ways = ("failed" if self.failed else "", "were cut or timed out before their first token" if self.early else "")
-        return " or ".join(filter(None, ways))
+        cut = "were cut or timed out" if self.early or self.answered else ""
+        when = "" if self.answered or not cut else " before their first token"
+        return " or ".join(filter(None, ("failed" if self.failed else "", f"{cut}{when}")))
 
 
 NONE_LOST = Lost()
 
 
 def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:
-    """The values as columns; latencies have `_low`, `_high` and `_n` columns beside them."""
+    """The values as columns; those of declared metrics have `_low`, `_high` and `_n` columns beside them."""
     row: dict[str, float | int | None] = {}
+    of_metrics = {percentile_name(series, point) for series in METRICS for point in ("mean", *POINTS)}
     for name, estimate in values.items():
         row[name] = estimate.value
-        if name.startswith(("ttft_", "tpot_", "e2e_")):
+        if name in of_metrics:
             row |= bounded_columns(name, estimate) | {f"{name}_n": estimate.n}
     return row
 
@@ -84,10 +88,14 @@ def percentile_estimates(
 
 
 def _lost_percentile(series: str, bounded: Samples, lost: Lost, p: float) -> Estimate:
-    """Unknown, with its lower bound. `bounded`: lower bounds of every request, 0 of the lost ones."""
-    what = METRICS[series].title
-    why = f"{lost.count} of {bounded.size} requests {lost.describe()} and have no {what}"
-    return Estimate(None, low=float(np.quantile(bounded, p)), n=int(bounded.size), reason=why)
+    """Unknown, with its lower bound. `bounded`: lower bounds of every request, 0 of the lost ones.
+
+    A metric that declares no bound may be below 0, so it has none.
+    """
+    metric = METRICS[series]
+    why = f"{lost.count} of {bounded.size} requests {lost.describe()} and have no {metric.title}"
+    low = None if metric.bound is None else float(np.quantile(bounded, p))
+    return Estimate(None, low=low, n=int(bounded.size), reason=why)
 
 
 def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:

@@ -113,10 +113,6 @@ def records_inside(record: type) -> tuple[type, ...]:
     return tuple(dict.fromkeys(each for one in fields_of(record) for each in _find_records(one.kind)))
 
 
-def declare_inside(holder: type, *records: type) -> tuple[Declared, ...]:
-    return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
-
-
 def pick_fields(source: object, record: type) -> dict[str, Any]:
     """The values in `source` of the fields that a dataclass declares, by name."""
     return {one.name: getattr(source, one.name) for one in fields(record)}

@@ -89,14 +89,14 @@ class ConfigLayout:
 
     def cells(self, phases: Collection[str] | None = None) -> tuple[Path, ...]:
         """The cell records of these phases (None = all), by name."""
-        return self._of("cell", "json", phases)
+        return self._list_files("cell", "json", phases)
 
     def cells_of_requests(self, phases: Collection[str] | None = None) -> tuple[Path, ...]:
         """Where the cell record of each file of requests is, or would be."""
-        requests = self._of("requests", "jsonl", phases)
+        requests = self._list_files("requests", "jsonl", phases)
         return tuple(self.root / f"cell_{path.stem.removeprefix('requests_')}.json" for path in requests)
 
-    def _of(self, kind: str, ending: str, phases: Collection[str] | None) -> tuple[Path, ...]:
+    def _list_files(self, kind: str, ending: str, phases: Collection[str] | None) -> tuple[Path, ...]:
         paths = sorted(self.root.glob(f"{kind}_*.{ending}"))
         return tuple(path for path in paths if phases is None or path.stem.split("_")[1] in phases)
 

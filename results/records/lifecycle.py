@@ -343,8 +343,8 @@ on."""
 def parts_of(known: Callable[[str], bool]) -> tuple[str, ...]:
     """The phases in the order they pass, the handshake in its parts where both are known."""
     parts = HANDSHAKE_PARTS if all(known(name) for name in HANDSHAKE_PARTS) else (HANDSHAKE,)
-    place = PHASES.index(HANDSHAKE)
-    return (*PHASES[:place], *parts, *PHASES[place + 1 :])
+    index = PHASES.index(HANDSHAKE)
+    return (*PHASES[:index], *parts, *PHASES[index + 1 :])
 
 
 def parse_cell_name(name: str) -> tuple[RequestConfig, int] | None:

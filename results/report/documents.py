@@ -7,14 +7,11 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from results.records.declaration import Declared, declare_inside
+from results.records.declaration import Declared
 from results.records.frames import Gap
-from results.records.run_folder import PlannedCell, RunFacts
-from results.report.comparison import Comparable, Measure
-from results.report.differences import Origin
+from results.records.run_folder import RunFacts
 from results.report.engine_gates import ShownGates
 from results.report.export import ExportedRun
-from results.report.page import OpenQuestion, Page, PageAnswer
 from results.report.stored_page import StoredPage
 from results.statistics.judgement import Judgement
 
@@ -57,12 +54,7 @@ def name_run(facts: RunFacts) -> dict[str, Any]:
 
 DOCUMENTS: tuple[Declared, ...] = (
     Declared(StoredPage, ("results/page.json",)),
-    *declare_inside(StoredPage, Page),
-    *declare_inside(Page, PageAnswer, OpenQuestion),
     Declared(ExportedRun, ("comparable.json",)),
-    *declare_inside(ExportedRun, Comparable),
-    *declare_inside(Comparable, RunFacts, Measure, Origin),
-    *declare_inside(RunFacts, PlannedCell),
     Declared(Judgement, ("in every verdicts.json", "in Comparable")),
     Declared(Gap, ("in every aggregate.json",)),
     Declared(ShownGates, ("in verdicts.json of a simulated run",)),

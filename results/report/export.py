@@ -19,9 +19,9 @@ from results.report.comparison import Comparable
 from results.report.path_masks import list_masks, mask_paths
 
 FORMAT = 3
-"""Version of comparable.json. Format 1 named the reference rate of a tax where format 2 states the rate. Format 2 told
-the latencies of B' from those of Phase B at the same load, named the loads of a trend without their shapes, and knew of
-a lifecycle run's whole grid only how many (C, N) it has."""
+"""Version of comparable.json. Format 1 named the reference rate of a tax where format 2 states the rate. In format 2
+a latency of B' was another number than that of Phase B at the same load, a trend stated its rates without its shapes,
+and a lifecycle run only the number of (C, N) of its whole grid."""
 _BINARY = frozenset({".png"})
 
 

@@ -32,7 +32,7 @@ GAP = 1.035
 DIVERGING = "PuOr_r"
 """From less (purple) through none (white) to more (orange)."""
 ON_ROW, ON_COLUMN = ("axes fraction", "data"), ("data", "axes fraction")
-"""`xycoords` of a note: its height, or its place across, is a value; the other is a fraction of the panel."""
+"""`xycoords` of a note: its height, or its position across, is a value; the other is a fraction of the panel."""
 
 
 def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:

@@ -44,8 +44,8 @@ def assign_pens(policies: Mapping[str, str], name_setting: Callable[[str], str] 
         known = settings.setdefault(name, [])
         if setting not in known:
             known.append(setting)
-        place = known.index(setting)
-        chosen[label] = replace(own[name], marker=write_marker(str(place + 1))) if place else own[name]
+        index = known.index(setting)
+        chosen[label] = replace(own[name], marker=write_marker(str(index + 1))) if index else own[name]
     return chosen
 
 

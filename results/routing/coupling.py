@@ -317,11 +317,11 @@ def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
     order = np.argsort(times.arrival_s, kind="stable")
     ends: list[float] = []
     last = 0.0
-    for place in order:
-        begin = float(times.arrival_s[place])
+    for index in order:
+        begin = float(times.arrival_s[index])
         if len(ends) >= cap:
             begin = max(begin, heapq.heappop(ends))
-        end = begin + float(stay[place])
+        end = begin + float(stay[index])
         heapq.heappush(ends, end)
         last = max(last, end)
     return last

@@ -84,7 +84,7 @@ def judge_decision_points(floor: LoadFloor, *, simulated: bool = False) -> tuple
 
 
 def _judge_point_of(one: DecisionPoint, floor: LoadFloor) -> Judgement:
-    """`floor`: of one load."""
+    """One point under one load; open, with the reason, where the run has no decision logs."""
     prior = f"the specification's default: {one.default}"
     if why := floor.no_logs:
         return Judgement(one.name, one.claim, one.rule, Outcome.OPEN, why, unknown(why), prior=prior)

@@ -190,7 +190,7 @@ class Measurements:
 
         return self._by_trial(first, second, compare)
 
-    def turn_by_turn(self, first: str, second: str, series: str, of: str) -> Measured:
+    def turn_by_turn(self, first: str, second: str, series: str, statistic: str) -> Measured:
         """Over the turns both completed, each against itself: `median` of first - second, or `faster`, the share of
         turns that first served in less time."""
 
@@ -203,7 +203,7 @@ class Measurements:
             group = one.group[mask]
             if not change.size:
                 return "no turn was completed by both"
-            if of == "median":
+            if statistic == "median":
                 draws = self._draws(lambda weights: weighted_quantiles(change, 0.5, group, weights))
                 return Trial(float(np.median(change)), change.size, draws)
             faster = (change < 0).astype(np.float64)

@@ -187,14 +187,14 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     grid = heat.pivot_table(index="instance", columns="t_s", values="pending_tokens", dropna=False, sort=True)
     edges = np.append(grid.columns.to_numpy(dtype=np.float64), float(heat["end_s"].max()))
     names = list(grid.index)
-    at = {name: place for place, name in enumerate(names)}
+    at = {name: index for index, name in enumerate(names)}
     values = grid.to_numpy(dtype=np.float64)
     axes.patch.set(**_UNSEEN)  # shows where the mesh has no value
     axes.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, values, cmap="Greys", vmin=0, vmax=most, rasterized=True)
     hot_tokens = float(heat["hot_tokens"].iloc[0]) if heat["hot_tokens"].notna().any() else None
-    for place, row in enumerate(values):
+    for index, row in enumerate(values):
         for first, end in _find_runs(row > hot_tokens) if hot_tokens is not None else ():
-            corner, width = (edges[first], place - 0.46), edges[end] - edges[first]
+            corner, width = (edges[first], index - 0.46), edges[end] - edges[first]
             axes.add_patch(Rectangle(corner, width, 0.92, zorder=3, **_HOT))
     if len(arrows) > MOST_ARROWS:
         most_moves = f"; bars: up to {_draw_moves(axes, arrows, names, edges)} sessions"
@@ -232,9 +232,9 @@ def _draw_moves(axes: Axes, arrows: pd.DataFrame, names: Sequence[str], edges_s:
         heights = side * HALF_ROW * np.concatenate([np.zeros((1, len(names), len(edges_s) - 1)), stacks[end]]) / most
         for below, above, outcome in zip(heights, heights[1:], outcomes, strict=False):
             color = _ARROWS.get(outcome, ((), _LOST))[1]
-            for place in range(len(names)):
-                if (below[place] != above[place]).any():
-                    bottom, top = place + below[place], place + above[place]
+            for index in range(len(names)):
+                if (below[index] != above[index]).any():
+                    bottom, top = index + below[index], index + above[index]
                     axes.stairs(top, edges_s, baseline=bottom, fill=True, color=color, rasterized=True)
     return most
 

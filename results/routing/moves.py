@@ -28,7 +28,7 @@ class CellMigrations:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Those of a whole run."""
+    """Every migration and KV transfer of a run, by cell and by label."""
 
     cells: tuple[CellMigrations, ...]
     migrations: tuple[PolicyMigrations, ...]
@@ -48,14 +48,14 @@ class Moves:
 
 def collect_moves(
     cells: Sequence[LoadedCell],
-    logs: Mapping[str, LogFacts],
-    facts: Mapping[str, Mapping[int, LogFacts]],
+    all_logs: Mapping[str, LogFacts],
+    counted_logs: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> Moves:
-    """`logs`: by the cells' paths. `facts`: of the cells that count, label to trial, in the order of tables."""
+    """`all_logs`: by cell path. `counted_logs`: of the cells that count, label to trial, in the order of tables."""
     parameters = {cell.record.label: cell.record.parameters for cell in cells}
-    counted = {cell.path for label in facts for cell in measurements.cells(label).values()}
-    migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
+    counted = {cell.path for label in counted_logs for cell in measurements.cells(label).values()}
+    migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in counted_logs.items()}
     migrating = {label for label, own in migrations.items() if any(cell.events for cell in own.values())}
     arms = {
         label: compare_with_arm(label, other, migrations, measurements)
@@ -64,7 +64,7 @@ def collect_moves(
     }
     transfers: list[PolicyTransfers] = []
     recomputing: list[AgainstRecomputing] = []
-    for label, own in facts.items():
+    for label, own in counted_logs.items():
         moved = {trial: log.moved for trial, log in own.items()}
         totals = {trial: log.external_total_tokens for trial, log in own.items()}
         transfers += summarize_transfers(label, moved, totals, measurements)
@@ -82,7 +82,7 @@ def collect_moves(
                 cell.path in counted,
             )
             for cell in cells
-            if (log := logs.get(cell.path)) and ("hot_tokens" in cell.record.parameters or log.migrations.events)
+            if (log := all_logs.get(cell.path)) and ("hot_tokens" in cell.record.parameters or log.migrations.events)
         ),
         migrations=tuple(
             summarize_migrations(label, own, parameters[label], measurements) for label, own in migrations.items()

@@ -114,13 +114,13 @@ def draw_architecture(figure: Figure) -> Drawing:
     names = list(table[table["kind"] == INSTANCE]["name"])
     thresholds = f"hot_tokens = {router['hot_tokens']:g}, cooldown_s = {router['cooldown_s']:g}"
     _draw_box(axes, 0.5, 0.85, f"router: session -> instance, pending tokens per instance\n{thresholds}")
-    places = [(place + 0.5) / len(names) for place in range(len(names))]
-    for place, name in zip(places, names, strict=True):
-        _draw_box(axes, place, 0.15, f"{name}\nprefill and decode")
-    _draw_arrow(axes, (0.45, 0.76), (places[0], 0.25), "a turn: its session's instance  ", side="right")
+    centers = [(index + 0.5) / len(names) for index in range(len(names))]
+    for center, name in zip(centers, names, strict=True):
+        _draw_box(axes, center, 0.15, f"{name}\nprefill and decode")
+    _draw_arrow(axes, (0.45, 0.76), (centers[0], 0.25), "a turn: its session's instance  ", side="right")
     if len(names) > 1:
-        _draw_arrow(axes, (0.55, 0.76), (places[-1], 0.25), "  where that is hot: the least busy", "left", dashed=True)
-        _draw_arrow(axes, (places[0], 0.03), (places[-1], 0.03), "the session's KV", dashed=True)
+        _draw_arrow(axes, (0.55, 0.76), (centers[-1], 0.25), "  where that is hot: the least busy", "left", dashed=True)
+        _draw_arrow(axes, (centers[0], 0.03), (centers[-1], 0.03), "the session's KV", dashed=True)
     axes.set_xlim(0, 1)
     axes.set_ylim(-0.05, 1)
     return drawing

@@ -129,9 +129,9 @@ def _judge_over_ear(table: pd.DataFrame) -> tuple[pd.Series[str], str]:
     if ratios.empty or ratios["p"].isna().all():
         return verdicts, ""
     corrected = holm(ratios["p"].astype(float).fillna(1.0).tolist())
-    for place, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
+    for index, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
         if p <= 1 - LEVEL:
-            verdicts[place] = "slower" if value > 1 else "faster"
+            verdicts[index] = "slower" if value > 1 else "faster"
     count, lacking = len(ratios), int(ratios["p"].isna().sum())
     without = f" ({lacking} without an interval)" if lacking else ""
     return verdicts, f"Slower and faster: distinguishable after Holm's correction over these {count} ratios{without}. "
@@ -166,14 +166,14 @@ def _make_grid(
 def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:
     """Each cell's value, its interval, and what it was counted of."""
     words = {}
-    for place, value in np.ndenumerate(scale * grid["value"]):
+    for index, value in np.ndenumerate(scale * grid["value"]):
         lines = [digits(float(value), 3) if np.isfinite(value) else "-"]
-        span = [scale * float(grid[side][place]) for side in ("low", "high")]
+        span = [scale * float(grid[side][index]) for side in ("low", "high")]
         if np.isfinite(value) and np.isfinite(span).all():
             lines.append(f"[{digits(span[0], 3)}, {digits(span[1], 3)}]")
         if np.isfinite(value) and counted:
-            lines.append(f"n = {grid['n'][place]:.0f}")
-        words[place[0], place[1]] = "\n".join(lines)
+            lines.append(f"n = {grid['n'][index]:.0f}")
+        words[index[0], index[1]] = "\n".join(lines)
     return words
 
 

@@ -141,14 +141,14 @@ class _LogIndex:
 
     def __init__(self, log: ProbeLog) -> None:
         self.sees_allocation = not log.blind(ALLOCATED)
-        self._of: dict[str, list[ProbeEvent]] = defaultdict(list)
+        self._events: dict[str, list[ProbeEvent]] = defaultdict(list)
         for event in log.events:
             if event.event in KINDS:
                 for name in _possible_ids(event):
-                    self._of[name].append(event)
+                    self._events[name].append(event)
 
     def of(self, transfer: str, kind: str) -> list[ProbeEvent]:
-        return [event for event in self._of.get(transfer, ()) if event.event == kind]
+        return [event for event in self._events.get(transfer, ()) if event.event == kind]
 
 
 def _possible_ids(event: ProbeEvent) -> frozenset[str]:

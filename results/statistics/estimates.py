@@ -68,7 +68,7 @@ def clean(values: npt.ArrayLike) -> Samples:
 
 
 def floats_or_nan(values: Iterable[float | None]) -> Samples:
-    """NaN for None."""
+    """The values in their order; None becomes NaN, which `clean` leaves out."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from results.traces.prefix_keys import Flags, Keys, KeySet, Sample
 
 Counts = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int32]
 
 MEMORY_BYTES = 640 << 20
 """Room for 45 to 60 million blocks."""
@@ -48,8 +48,8 @@ class FirstUse:
 
     keys: Keys
     """Prefix keys of the followed blocks, in order."""
-    places: Places
-    """The index of each key among these blocks."""
+    positions: Positions
+    """The index of each key's block among these blocks."""
     blocks: int
     block_tokens: int
     last_tokens: int
@@ -61,27 +61,27 @@ class FirstUse:
     @property
     def nbytes(self) -> int:
         """Bytes in the queue."""
-        return _USE_BYTES + self.branches.nbytes + (12 if self.places.size < self.blocks else 8) * self.keys.size
+        return _USE_BYTES + self.branches.nbytes + (12 if self.positions.size < self.blocks else 8) * self.keys.size
 
     def thin_to(self, sample: Sample) -> FirstUse:
         """Follow only the blocks of the sample."""
         followed = sample.contains(self.keys)
-        return replace(self, keys=self.keys[followed], places=self.places[followed])
+        return replace(self, keys=self.keys[followed], positions=self.positions[followed])
 
-    def count_tokens(self, places: Places) -> Counts:
-        """Tokens in each block at `places`."""
-        tokens = np.full(places.size, self.block_tokens, dtype=np.int64)
-        tokens[places == self.blocks - 1] = self.last_tokens
+    def count_tokens(self, positions: Positions) -> Counts:
+        """Tokens in each block at `positions`."""
+        tokens = np.full(positions.size, self.block_tokens, dtype=np.int64)
+        tokens[positions == self.blocks - 1] = self.last_tokens
         return tokens
 
-    def count_uses(self, places: Places) -> Counts:
-        """Turns of the session that use each block at `places`, this turn included."""
+    def count_uses(self, positions: Positions) -> Counts:
+        """Turns of the session that use each block at `positions`, this turn included."""
         if not self.branches.size:
-            return np.ones(places.size, dtype=np.int64)
+            return np.ones(positions.size, dtype=np.int64)
         ends, turns = self.branches[:, 0], self.branches[:, 1]
         order = np.argsort(ends)
         from_there_on = np.concatenate((np.cumsum(turns[order][::-1])[::-1], [0]))
-        later: Counts = from_there_on[np.searchsorted(ends[order], places, side="right")]
+        later: Counts = from_there_on[np.searchsorted(ends[order], positions, side="right")]
         return later + 1
 
 
@@ -93,10 +93,10 @@ def first_use(keys: Keys, block_tokens: int, last_tokens: int, branches: Counts 
 
 
 @lru_cache(maxsize=32)
-def _positions_to(count: int) -> Places:
-    places = np.arange(count, dtype=np.int32)
-    places.setflags(write=False)
-    return places
+def _positions_to(count: int) -> Positions:
+    positions = np.arange(count, dtype=np.int32)
+    positions.setflags(write=False)
+    return positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,9 @@ class CrossSessionReuse:
         in_all: list[Counts] = []
         for number in np.flatnonzero(np.diff(ends)).tolist():
             use, mine = self._batch[number], seen[ends[number] : ends[number + 1]]
-            places = use.places[mine - starts[number]]
-            once.append(use.count_tokens(places))
-            in_all.append(once[-1] * use.count_uses(places))
+            positions = use.positions[mine - starts[number]]
+            once.append(use.count_tokens(positions))
+            in_all.append(once[-1] * use.count_uses(positions))
         if once:
             self._shared.add(keys[seen], np.concatenate(once), np.concatenate(in_all))
 

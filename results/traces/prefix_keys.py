@@ -105,10 +105,10 @@ def _position_words(count: int) -> Keys:
 
 @lru_cache(maxsize=32)
 def _position_words_to(count: int) -> Keys:
-    places = np.arange(1, count + 1, dtype=np.uint64)
-    places *= np.uint64(_GOLDEN)
-    places.setflags(write=False)
-    return places
+    words = np.arange(1, count + 1, dtype=np.uint64)
+    words *= np.uint64(_GOLDEN)
+    words.setflags(write=False)
+    return words
 
 
 def mix_bits(keys: Keys) -> Keys:

@@ -311,7 +311,8 @@ class CellLoop:
     def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
         """Why a cell that failed is tried again: one of its processes was ended from outside; empty = it is not.
 
-        Once for each cell. An engine that dies at its start has had its second try there.
+        Once for each cell, and whenever the run is being stopped. An engine that dies at its start has had its second
+        try there.
         """
         self._sync_view()
         if isinstance(failed, CrashedAtStart) or isinstance(failed.__cause__, CrashedAtStart):
@@ -323,6 +324,9 @@ class CellLoop:
         )
         child = failed.ended_by if isinstance(failed, RunnerError) else ""
         death = next(deaths, "") or (str(failed).partition(":")[0] if child else "")
+        if death and self._steering.stopping_now:
+            # one signal for all processes of the run is a stop, and no try of the cell
+            return f"interrupted: {self._steering.stop_reason}"
         was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
         return f"{AGAIN} {death}" if death and not was_tried_again else ""
 

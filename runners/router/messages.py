@@ -24,7 +24,7 @@ class RouterError(RunnerError):
 
 @dataclass(frozen=True, slots=True)
 class TickInstance:
-    """One instance in a tick."""
+    """The load of an instance, and whether it takes requests, when the tick was made."""
 
     instance: str
     available: bool

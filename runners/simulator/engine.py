@@ -199,9 +199,9 @@ class Engine:
 
     def _schedule_running(self) -> bool:
         """Give each running request what it lacks; returns whether one had to be preempted."""
-        budget, place, preempted = self.model.max_batched_tokens, 0, False
-        while place < len(self._running) and budget:
-            job = self._running[place]
+        budget, position, preempted = self.model.max_batched_tokens, 0, False
+        while position < len(self._running) and budget:
+            job = self._running[position]
             new = min(job.tokens - job.computed, budget)
             while not take_more(self.blocks, job, new):
                 preempted = True
@@ -212,15 +212,15 @@ class Engine:
                     continue
                 index = self._running.index(victim)
                 del self._running[index]
-                if index < place:  # it was scheduled for this step already
+                if index < position:  # it was scheduled for this step already
                     budget += self._batch.pop(index)[1]
-                    place -= 1
+                    position -= 1
                 self._preempt(victim)
                 if victim is job:
                     return True
             self._batch.append((job, new))
             budget -= new
-            place += 1
+            position += 1
         return preempted
 
     def _find_victim(self) -> Job:

@@ -1,7 +1,7 @@
 """What a simulation has to show against real runs before a number of it is quoted: APC and rank.
 
 Pure: numbers in, judgements out. Where the runs hold too little for a gate, it is open, and says what is missing. The
-third gate of numbers is `calibration_gate`.
+third gate of numbers is `calibration_gate`. Contention is no gate: `measure_contention` reports it, nothing judges it.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def _draw_tau(loads: Sequence[LoadValues], pairs: Sequence[PairOf]) -> tuple[flo
     rng = np.random.default_rng(_SEED)
     agreeing = np.zeros(DRAWS)
     for index, load in enumerate(loads):
-        own = [(first, second) for place, first, second in pairs if place == index]
+        own = [pair[1:] for pair in pairs if pair[0] == index]
         if own:
             real, simulated = (_draw_means(values, load.policies, rng) for values in (load.real, load.simulated))
             for first, second in own:

@@ -33,7 +33,7 @@ class LoggedIndex:
             return self.logged_tokens
         if self._reported is None:
             return self._sent.count_matching(keys)
-        matching = next((place for place, key in enumerate(keys) if key not in self._reported), len(keys))
+        matching = next((index for index, key in enumerate(keys) if key not in self._reported), len(keys))
         return matching * self.block_tokens
 
     def insert_keys(self, keys: Sequence[int]) -> None:

@@ -109,11 +109,11 @@ def _describe_router(
 
 def _find_keys(trace: Trace, shape: BlockShape, block_tokens: int) -> KeysOf:
     """The keys of each turn as the load generator sent it, by the id of its request."""
-    turns = [(session.session, place, turn) for session in trace.sessions for place, turn in enumerate(session.turns)]
+    turns = [(session.session, index, turn) for session in trace.sessions for index, turn in enumerate(session.turns)]
     prefix = request_prefix(shape.seed)
 
     def keys_of(request: str) -> tuple[int, ...]:
-        session, place, turn = turns[int(request.removeprefix(prefix))]
-        return block_keys(prompt_ids(shape, session, place, turn).tolist(), block_tokens)
+        session, index, turn = turns[int(request.removeprefix(prefix))]
+        return block_keys(prompt_ids(shape, session, index, turn).tolist(), block_tokens)
 
     return keys_of

@@ -72,8 +72,8 @@ def _strip_sessions(
     """
     prompts: list[tuple[int, ...]] = []
     pending = 0
-    for place, session in enumerate(sessions):
-        scope = place if facts.hash_scope == "session" else -1
+    for index, session in enumerate(sessions):
+        scope = index if facts.hash_scope == "session" else -1
         for turn in session.turns:
             prompts.append((scope, *turn.hashes[: turn.input_tokens // facts.block_tokens]))
             blocks = len(prompts[-1]) - 1

@@ -83,8 +83,8 @@ class _Generator:
     def _draw_ranks(self, sessions: int) -> Ints:
         """Spread the sessions evenly over all ranks, in random order: small traces are as skewed as possible."""
         raw = np.random.Philox(key=np.array([self._seed, _RANK], dtype=np.uint64)).random_raw(sessions)
-        places = np.argsort(raw, kind="stable")
-        return np.asarray((places + 0.5) / sessions * self._shapes.ranks, dtype=np.int64)
+        order = np.argsort(raw, kind="stable")
+        return np.asarray((order + 0.5) / sessions * self._shapes.ranks, dtype=np.int64)
 
     def _generate_session(self, number: int) -> Session:
         lengths = self._draw_lengths(number)

@@ -69,7 +69,7 @@ def test_an_event_that_fails_ends_with_the_reason_and_the_others_go_on(tmp_path:
 
 def test_the_first_reason_stays(tmp_path: Path) -> None:
     made = report(TransferLog(str(tmp_path)))
-    made.lose(("one",), "missing")
+    made.mark_unavailable(("one",), "missing")
     made.stop(("one",), ValueError("later"))
     assert made.status()["reasons"] == {"one": "missing"}
 

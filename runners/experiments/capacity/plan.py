@@ -140,13 +140,14 @@ def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile)
 
 
 def _refuse_problems(grid: Grid, choice: SearchChoice, where: str) -> None:
-    labels = [grid.label(policy) for policy in _drop_splits(grid).policies]
+    labels = [slug(grid.label(policy)) for policy in _drop_splits(grid).policies]
     problems = [
         (choice.max_instances < 1, "search.max_instances must be at least 1"),
         (grid.sensitivity is not UNSET, "a search has no variations: leave out sensitivity"),
         (
             len(set(labels)) < len(labels),
-            f"two policies differ in prefill_instances alone, which the search varies, among {', '.join(labels)}",
+            "two policies have the same label without their prefill_instances, which the search varies, among "
+            f"{', '.join(labels)}",
         ),
     ]
     refuse_problems(problems, where, REMEDY)

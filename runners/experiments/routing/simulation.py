@@ -144,7 +144,7 @@ def make_simulation_spec(
     link = engine.link if cell.params["moves_kv"] else None
     endpoint = None if link is None else KvEndpoint("nixl", kv_bytes_per_token=link.kv_bytes_per_token)
     size = cell.params.get("kv_cache_memory_bytes")
-    models = {f"e{place}": shape_model(grid, engine, role, size) for place, role in enumerate(roles)}
+    models = {f"e{index}": shape_model(grid, engine, role, size) for index, role in enumerate(roles)}
     instances = [
         InstanceSpec(name, f"http://{name}", role, model.kv_capacity_tokens, block_tokens, transfer=endpoint)
         for (name, model), role in zip(models.items(), roles, strict=True)

@@ -86,7 +86,7 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
     def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Weighing:
         members = [load for load in cluster.instances if load.role in WHOLE]
         order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
-        rank = {name: place for place, name in enumerate(order)}
+        rank = {name: index for index, name in enumerate(order)}
         limit = math.inf
         if self.bound is not None:
             limit = math.ceil(self.bound * (1 + sum(load.active_sessions for load in members)) / len(members))
@@ -115,7 +115,7 @@ def placing_order(session: str, names: Sequence[str], place: str, points: int) -
 @lru_cache(maxsize=64)
 def _make_ring(names: tuple[str, ...], points: int) -> tuple[tuple[int, int], ...]:
     """Points (hash, instance index) of all instances, sorted; cached because it takes milliseconds."""
-    marks = ((_hash_text(f"{name}#{point}"), place) for place, name in enumerate(names) for point in range(points))
+    marks = ((_hash_text(f"{name}#{point}"), index) for index, name in enumerate(names) for point in range(points))
     return tuple(sorted(marks))
 
 

@@ -62,7 +62,7 @@ class Service(HeldTotal, Protocol):
 
 @dataclass(eq=False, repr=False, slots=True)
 class ClientConnection(asyncio.Protocol):
-    """One client connection."""
+    """A client's connection: pipelined requests are served one at a time, in the order they came."""
 
     _service: Service
     in_flight: OpenRequest | None = None

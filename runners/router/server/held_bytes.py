@@ -14,7 +14,7 @@ LARGE_HEAD_BYTES = 8 << 10
 """A head with more bytes on the wire counts as held while its request is in flight. A head that waits always counts,
 and behind one that takes more than this once parsed the router stops reading until it is its turn."""
 KEY_BYTES = 56
-"""What a key of a prompt's block takes: an integer of 64 bits, and its place in the prompt's keys."""
+"""What a key of a prompt's block takes: an integer of 64 bits, and its index in the prompt's keys."""
 AHEAD_LIMIT_BYTES = 1 << 20
 """Requests that a client may pipeline on one connection; beyond it the router stops reading until it is their turn."""
 

@@ -42,7 +42,7 @@ class Request(msgspec.Struct, tag_field="type", tag="n"):
 
 
 class StreamedRequest(Request, tag="s"):
-    """One request, streamed."""
+    """A request whose answer was streamed; its turn is that of any other."""
 
 
 class SubAgent(msgspec.Struct, tag_field="type", tag="subagent"):
@@ -91,7 +91,7 @@ def lay_out(entries: list[Entry]) -> list[Placed]:
 def order_turns(placed: list[Placed], hashes: list[tuple[int, ...]]) -> tuple[Turn, ...]:
     """The requests as turns, sorted by their send; the first at 0."""
     order = sorted(range(len(placed)), key=lambda at: placed[at].sent_s)  # stable: a predecessor stays ahead
-    place_of = {at: index for index, at in enumerate(order)}
+    index_of = {at: index for index, at in enumerate(order)}
     numbers: dict[str, int] = {}
     turns = []
     for at in order:
@@ -107,7 +107,7 @@ def order_turns(placed: list[Placed], hashes: list[tuple[int, ...]]) -> tuple[Tu
                 input_tokens=one.request.input,
                 output_tokens=one.request.output,
                 hashes=hashes[at],
-                after=tuple(sorted(place_of[waited] for waited in one.after)),
+                after=tuple(sorted(index_of[waited] for waited in one.after)),
             )
         )
     return tuple(turns)

@@ -155,9 +155,9 @@ class _Index:
             raise TraceError(self._file, here, rule)
 
     def read_session(self, rows: NDArray[np.int64], copy: BinaryIO) -> Session:
-        places = {row: index for index, row in enumerate(rows.tolist())}
+        indexes = {row: index for index, row in enumerate(rows.tolist())}
         turns = []
-        for row, index in places.items():
+        for row, index in indexes.items():
             copy.seek(self._offsets[row])
             read = _DECODER.decode(copy.readline())
             parent = int(self._parent_rows[row])
@@ -170,7 +170,7 @@ class _Index:
                     input_tokens=read.input_length,
                     output_tokens=read.output_length,
                     hashes=tuple(read.hash_ids),
-                    after=() if parent == ROOT else (places[parent],),
+                    after=() if parent == ROOT else (indexes[parent],),
                 )
             )
         return Session(str(self._chats[int(rows[0])]), tuple(turns))

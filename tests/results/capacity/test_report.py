@@ -146,6 +146,26 @@ def test_of_one_trace_the_interval_is_null_with_a_reason() -> None:
     assert f"1 (no interval: {why})" in str(build_report(whole).tables[1].rows)
 
 
+@pytest.mark.parametrize("traces", [1, 2])
+@pytest.mark.parametrize(("value", "shown"), [(1.0, "meets every limit"), (4.0, "meets every limit: at 1, ")])
+def test_below_three_traces_a_size_is_undecided_in_every_file(traces: int, value: float, shown: str) -> None:
+    """The search goes on by its own comparison."""
+    few = assess(LIMITS, [{"ttft_p90": value}] * traces, (1.0,) * traces)
+    assert few.outcome is (Outcome.HOLDS if value < 2 else Outcome.FAILS)
+    whole = replace(analysis(policy(Search(1, 1), {Size(1): few}, traces=traces)), traces=traces)
+    why = f"{traces} {'trace' if traces == 1 else 'traces'}, and a verdict takes 3"
+    (one,) = msgspec.to_builtins(build_aggregate(whole))["policies"]
+    assert [point["standing"] for point in one["points"]] == ["undecided"]
+    assert shown in one["why"]
+    assert f"undecided: {why}" in one["why"]
+    assert build_rows(whole)["objective"].to_list() == ["undecided"]
+    figure, points = build_figures(whole)[0], build_report(whole).tables[2]
+    assert figure.table["objective"].to_list() == ["undecided"]
+    assert f"No size is ringed: {why}." in figure.caption
+    assert points.rows[0][2] == "undecided"
+    assert f"Undecided: {why} (`--trials 3` gives a verdict)." in points.note
+
+
 def named_colors(policies: dict[str, str]) -> dict[str, str]:
     """The color of the leader to each name in the figure of a run with these policies."""
     points = {Size(1): MISSES, Size(2): HOLDS}

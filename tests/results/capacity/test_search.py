@@ -9,6 +9,7 @@ import pytest
 
 from results.capacity.search import Answer, Assessed, Search, Size, answer, assess, estimate_needed, trace_path
 from results.capacity.slo import Limit, parse_slo
+from results.measures.latency import METRICS, TTFT, RequestMetric, declare
 from results.statistics.judgement import Outcome
 
 LIMITS = (Limit("ttft", 90, 2.0),)
@@ -154,6 +155,17 @@ def test_an_undecided_size_below_one_that_misses_belongs_to_the_interval() -> No
 
 def test_an_objective_is_read_with_its_units() -> None:
     assert parse_slo("ttft_p90=2s, tpot_p99=50ms") == (Limit("ttft", 90, 2.0), Limit("tpot", 99, 0.05))
+
+
+def test_an_objective_limits_any_declared_metric_in_seconds() -> None:
+    (limit,) = parse_slo("e2e_p95=30s")
+    assert (limit.name, limit.title) == ("e2e_p95", "E2E p95")
+    declare(RequestMetric("first_wait_s", "first wait", TTFT.reads, TTFT.formula))
+    try:
+        (limit,) = parse_slo("first_wait_p90=500ms")
+        assert (limit.name, limit.title, limit.limit_s) == ("first_wait_p90", "first wait p90", 0.5)
+    finally:
+        del METRICS["first_wait_s"]
 
 
 @pytest.mark.parametrize("text", ["", "ttft=2s", "ttft_p90=2", "ttft_p90=0s", "itl_p90=2s", "ttft_p90=2s,ttft_p90=3s"])

@@ -13,13 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
+from results.connector_tax.combined_taxes import tax_at
+from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
+from results.records.reference_rates import REF_SAFE
 from results.statistics.block_model import Launches
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import Samples, holm
 from results.statistics.judgement import Judgement, Outcome, correct_together, excluded_above, excluded_text
 from results.statistics.trials import Joint, Measured, Trial, combine, estimate, p_value
-from tests.results.statistics.in_memory import bounds
+from tests.results.statistics.in_memory import RATES, SHAPE, Truth, bounds, measurements
 from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, draw_runs, launches_of
 
 RUNS = 4000
@@ -137,6 +141,39 @@ def test_loads_that_lack_launches_are_drawn_from_what_they_have() -> None:
         for name, contrast in fit.contrasts.items():
             bounds = np.quantile(draws[load][name], (0.025, 0.975))
             assert tuple(bounds) == pytest.approx((contrast.low, contrast.high), abs=0.04 * contrast.high + 0.01)
+
+
+LOAD = Load("A", 4.0, SHAPE)
+LAUNCHES = 8
+
+
+def bootstrap_width(of: Measurements, rng: np.random.Generator, *, launches: bool) -> float:
+    """Width of the log tax's interval by a bootstrap over launches, then blocks of requests; or of requests only."""
+    plain, again, ours = (
+        np.log(np.stack([np.asarray(trial.draws()) for trial in of.get(LOAD, config, "ttft_s").trials.values()]))
+        for config in ("plain", "plain_again", "mooncake_both")
+    )
+    ratios = ours - (plain + again) / 2
+    count = ratios.shape[1]
+    chosen = rng.integers(0, LAUNCHES, (LAUNCHES, count)) if launches else np.tile(np.arange(LAUNCHES)[:, None], count)
+    means = np.take_along_axis(ratios, chosen, axis=0).mean(axis=0)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(high - low)
+
+
+def test_a_bootstrap_over_launches_and_requests_gives_intervals_as_wide() -> None:
+    rng = np.random.default_rng(9)
+    ratios, of_requests = [], []
+    for seed in range(12):
+        base = Truth("plain", trials=range(LAUNCHES), launch_sigma=0.1)
+        again = replace(base, config="plain_again")
+        found = measurements([base, again, replace(base, config="mooncake_both", tax=0.45)], seed)
+        low, high = bounds(estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90)))
+        width = math.log((1 + high) / (1 + low))
+        ratios.append(bootstrap_width(found, rng, launches=True) / width)
+        of_requests.append(bootstrap_width(found, rng, launches=False) / width)
+    assert float(np.mean(ratios)) == pytest.approx(0.95, abs=0.2)
+    assert float(np.mean(of_requests)) < 0.6, "requests alone promise too much"
 
 
 @given(st.floats(-0.5, 0.5), st.floats(0.01, 0.5), st.floats(-0.5, 0.5))

@@ -537,10 +537,12 @@ class Loaded(Scripted):
     def __init__(self, folder: Path, failures: int, ended_by: str) -> None:
         super().__init__(folder)
         self._failures, self._ended_by = failures, ended_by
+        self.before: Callable[[], None] = lambda: None
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.cell != "s0-c1" or attempt > self._failures:
             return await super().run_cell(cell, attempt)
+        self.before()
         error = RunnerError("the load process ended with no outcome (how): its last words", remedy="")
         error.ended_by = self._ended_by
         raise error
@@ -564,3 +566,16 @@ async def test_a_cell_whose_load_or_router_was_killed_is_tried_again_once(
     assert (cell.state, cell.attempt) == (state, attempts)
     if attempts == 2:
         assert "because the load process ended with no outcome (how)" in cell.attempts[0].reason
+
+
+async def test_a_signal_to_every_process_of_a_run_is_a_stop_however_often_it_comes(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    for attempt in (1, 2, 3):
+        with RunStore.open(folder) as store, leases.acquire(store) as lease:
+            cells = Loaded(folder, 9, "SIGTERM")
+            loop = CellLoop(store, lease, folder, cells)
+            cells.before = lambda loop=loop: loop.stop_now("signal SIGTERM")
+            assert await asyncio.wait_for(loop.run(), 20) == ExitCode.INTERRUPTED
+            cell = store.view().cells["s0-c1"]
+        assert (cell.state, cell.attempt) == (CellState.PENDING, attempt)
+        assert cell.attempts[-1].reason == "interrupted: signal SIGTERM"

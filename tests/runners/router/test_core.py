@@ -27,13 +27,12 @@ OWN = list(range(100, 116))
 LONG = list(range(40))
 PROMPT = list(range(60))
 ROOT = Path(__file__).resolve().parents[3]
-CORE = (
-    "breaker", "cluster", "counts", "dispatch", "driver", "facts", "failure", "health", "ledger", "messages",
-    "migration_feed", "policies", "prefix_index", "reporting", "request_lifecycle", "response_facts",
-    "sessions.bindings", "traffic", "transfer.counters", "transfer.move_rules", "transfer.movement",
-    "transfer.quarantine", "transfer.request_bodies", "transfer.transports", "whatif", "why",
+PACKAGE = "runners.router"
+AROUND_THE_CORE = (
+    "__main__", "instances", "server", "sessions.redis_link", "sessions.shared_bindings", "transfer.accounting",
+    "transfer.engines", "transfer.steps", "transfer.transfers",
 )  # fmt: skip
-"""Modules of runners.router that a simulator runs too; `policies` stands for all of its modules."""
+"""Modules and folders of runners.router with a clock or a loop; every other module is of the core."""
 CLOCKS = {"asyncio", "time", "threading", "uvloop", "datetime"}
 
 
@@ -309,22 +308,30 @@ def _imports(path: Path) -> set[str]:
     return names
 
 
-def _core_modules() -> dict[str, Path]:
-    folder = ROOT / "runners" / "router"
-    modules = {f"runners.router.{name}": folder / f"{name.replace('.', '/')}.py" for name in CORE if name != "policies"}
-    for path in (folder / "policies").glob("*.py"):
-        modules[f"runners.router.policies.{path.stem}".removesuffix(".__init__")] = path
-    return modules
+def _router_modules() -> dict[str, Path]:
+    """By dotted name."""
+    paths = (ROOT / "runners" / "router").rglob("*.py")
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-@pytest.mark.parametrize("module", sorted(_core_modules()))
+def _is_around_the_core(module: str) -> bool:
+    return any(f"{module}.".startswith(f"{PACKAGE}.{room}.") for room in AROUND_THE_CORE)
+
+
+def _clocks_of(module: str) -> set[str]:
+    """The clocks and loops that it imports, and the modules around the core."""
+    modules = _router_modules()
+    names = _imports(modules[module])
+    around = {name for name in names if name in modules and _is_around_the_core(name)}
+    return {name.partition(".")[0] for name in names} & CLOCKS | around
+
+
+@pytest.mark.parametrize("module", sorted(name for name in _router_modules() if not _is_around_the_core(name)))
 def test_a_core_module_knows_no_clock_and_no_loop_nor_one_that_does(module: str) -> None:
-    core = _core_modules()
-    names = _imports(core[module])
-    assert not {name.partition(".")[0] for name in names} & CLOCKS
-    ours = {
-        name
-        for name in names
-        if name.startswith("runners.router.") and (ROOT / f"{name.replace('.', '/')}.py").exists()
-    }
-    assert ours <= set(core), f"{module} imports {ours - set(core)}, which is not of the core"
+    assert _clocks_of(module) == set()
+
+
+@pytest.mark.parametrize("room", AROUND_THE_CORE)
+def test_what_is_around_the_core_has_a_clock_or_a_loop(room: str) -> None:
+    modules = [name for name in _router_modules() if f"{name}.".startswith(f"{PACKAGE}.{room}.")]
+    assert any(_clocks_of(module) for module in modules), "it is of the core"

@@ -173,6 +173,14 @@ def test_the_label_of_a_policy_with_pools_states_no_split() -> None:
     assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
+@pytest.mark.parametrize("other", ['name = "kv_aware"', 'name = "unified", label = "kv aware"'])
+def test_two_policies_whose_points_would_have_one_folder_are_refused(other: str) -> None:
+    """Labels that differ as text gave two cells of one name."""
+    policies = f'policies=[{{name = "kv_aware", prefill_instances = 1}}, {{{other}}}]'
+    with pytest.raises(RunnerError, match="the same label without their prefill_instances"):
+        prepare(RunOptions("capacity", "h20-qwen3-coder-30b", "fleet-size", settings=(policies,)))
+
+
 def test_turns_that_were_not_completed_count_as_never_served() -> None:
     from runners.experiments.capacity.experiment import find_percentile
 

@@ -13,7 +13,7 @@ from runners.router.instances.upstream import Pool
 from runners.router.messages import RouterError
 from runners.router.server.front import ClientConnection
 from runners.router.server.pages import ADMIN_TOKEN
-from tests.runners.router.routers import SOON_S, by, events, instances, router, tokens, until
+from tests.runners.router.routers import SOON_S, STEADY, by, events, instances, router, tokens, until
 
 
 async def test_an_instance_that_is_added_gets_requests() -> None:
@@ -162,7 +162,7 @@ async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
 
 
 async def test_an_instance_that_is_no_text_is_refused_as_one() -> None:
-    async with instances("a") as (a,), router([a]) as routed:
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
         body, json = b'{"instance":"\xff","url":"http://h:1"}', {"content-type": "application/json"}
         answer = await routed.http.post("/admin/instances", content=body, headers=json)
         assert answer.status_code == 400
@@ -170,7 +170,7 @@ async def test_an_instance_that_is_no_text_is_refused_as_one() -> None:
 
 
 async def test_the_operators_pages_are_closed_to_other_machines() -> None:
-    async with instances("a") as (a,), router([a]) as routed:
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
         await routed.http.get("/health")
         connection: ClientConnection = next(iter(routed.server._clients))
         connection.local = False
@@ -205,7 +205,7 @@ async def test_the_operators_pages_are_closed_to_other_machines() -> None:
 async def test_neither_a_web_page_nor_a_proxy_reaches_the_operators_pages(
     method: str, path: str, headers: dict[str, str]
 ) -> None:
-    async with instances("a", "b") as (a, b), router([a]) as routed:
+    async with instances("a", "b") as (a, b), router([a], health=STEADY) as routed:
         body = {"instance": "b", "url": b.url} if path == "/admin/instances" and method == "POST" else None
         answer = await routed.http.request(method, path, json=body, headers=headers)
         assert answer.status_code == 403
@@ -227,7 +227,7 @@ async def test_with_a_token_every_page_of_the_operator_asks_for_it(
     method: str, path: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
-    async with instances("a", "b") as (a, b), router([a]) as routed:
+    async with instances("a", "b") as (a, b), router([a], health=STEADY) as routed:
         body = {"instance": "b", "url": b.url} if (method, path) == ("POST", "") else None
         for value in ("", "Bearer", "Bearer s3cre", "s3cret", "Basic s3cret"):
             headers = {"authorization": value} if value else {}
@@ -245,7 +245,7 @@ async def test_with_a_token_every_page_of_the_operator_asks_for_it(
 
 async def test_a_token_opens_the_operators_pages_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ADMIN_TOKEN, "s3cret")
-    async with instances("a") as (a,), router([a]) as routed:
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
         right = {"authorization": "Bearer s3cret"}
         assert (await routed.http.get("/admin/instances", headers={**right, "via": "1.1 proxy"})).status_code == 403
         assert (await routed.http.get("/metrics")).status_code == 200
@@ -264,7 +264,7 @@ async def test_a_token_that_is_empty_by_mistake_opens_nothing(token: str, monkey
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_an_instance_is_added_by_json_only(kind: str) -> None:
-    async with instances("a", "b") as (a, b), router([a]) as routed:
+    async with instances("a", "b") as (a, b), router([a], health=STEADY) as routed:
         content = b'{"instance": "b", "url": "%b"}' % b.url.encode()
         answer = await routed.http.post("/admin/instances", content=content, headers={"content-type": kind})
         assert answer.status_code == 415
@@ -273,5 +273,5 @@ async def test_an_instance_is_added_by_json_only(kind: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "127.0.0.2:80", "[::1]:8080"])
 async def test_an_operator_on_this_machine_is_let_in_by_any_of_its_own_names(host: str) -> None:
-    async with instances("a") as (a,), router([a]) as routed:
+    async with instances("a") as (a,), router([a], health=STEADY) as routed:
         assert (await routed.http.get("/admin/instances", headers={"host": host})).status_code == 200

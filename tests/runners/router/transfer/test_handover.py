@@ -139,6 +139,16 @@ async def test_a_target_that_does_not_decode_is_told_and_the_source_freed(status
         assert bool(on.transfers.rules.why_refused("h", "t")) == strike
 
 
+@pytest.mark.parametrize("strike", [True, False], ids=["it is at fault", "it is not"])
+async def test_a_source_at_fault_is_asked_again_which_engine_it_is(strike: bool) -> None:
+    """It may be another process now: with the old engine's id every later handover would fail."""
+    async with bench() as on:
+        movement = await handed_over(on)
+        movement.fail_handover("HTTP 500", strike=strike, freed=True)
+        await handed_over(on)
+        assert on.source.queries == (2 if strike else 1)
+
+
 async def test_what_the_target_frees_is_not_freed_twice() -> None:
     """Mooncake answers the second one by waiting out its own limit."""
     async with bench(failures_to_quarantine=1) as on:
