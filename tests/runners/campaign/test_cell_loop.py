@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -574,7 +575,7 @@ async def test_a_signal_to_every_process_of_a_run_is_a_stop_however_often_it_com
         with RunStore.open(folder) as store, leases.acquire(store) as lease:
             cells = Loaded(folder, 9, "SIGTERM")
             loop = CellLoop(store, lease, folder, cells)
-            cells.before = lambda loop=loop: loop.stop_now("signal SIGTERM")
+            cells.before = partial(loop.stop_now, "signal SIGTERM")
             assert await asyncio.wait_for(loop.run(), 20) == ExitCode.INTERRUPTED
             cell = store.view().cells["s0-c1"]
         assert (cell.state, cell.attempt) == (CellState.PENDING, attempt)
