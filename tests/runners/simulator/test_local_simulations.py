@@ -79,6 +79,15 @@ async def test_one_process_runs_one_simulation_after_another_with_the_bytes_of_a
     await simulations.close()
 
 
+async def end_idle(simulations: LocalSimulations, signum: signal.Signals) -> None:
+    """The one process that waits for a simulation ends by this signal."""
+    (idle,) = list_processes()
+    os.kill(idle, signum)
+    async with asyncio.timeout(WITHIN_S):
+        while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
+            await asyncio.sleep(0.01)
+
+
 async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
     simulations: LocalSimulations, trace: Path, tmp_path: Path
 ) -> None:
@@ -87,11 +96,7 @@ async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
         await run(simulations, wrong, tmp_path / "wrong")
     assert not list_processes(), "a process whose simulation failed takes no other"
     await run(simulations, make_spec(trace, "sticky", tmp_path / "first"), tmp_path / "first")
-    (idle,) = list_processes()
-    os.kill(idle, signal.SIGKILL)
-    async with asyncio.timeout(WITHIN_S):
-        while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
-            await asyncio.sleep(0.01)
+    await end_idle(simulations, signal.SIGKILL)
     await run(simulations, make_spec(trace, "sticky", tmp_path / "second"), tmp_path / "second")
     await simulations.close()
 
@@ -99,11 +104,7 @@ async def test_a_failure_or_a_killed_process_ends_no_other_simulation(
 async def test_a_waiting_process_ends_by_sigterm(simulations: LocalSimulations, trace: Path, tmp_path: Path) -> None:
     """It was started while the signal was blocked, and did not unblock it."""
     await run(simulations, make_spec(trace, "sticky", tmp_path / "first"), tmp_path / "first")
-    (idle,) = list_processes()
-    os.kill(idle, signal.SIGTERM)
-    async with asyncio.timeout(WITHIN_S):
-        while simulations._idle[0].alive:  # noqa: ASYNC110  (a condition on another process)
-            await asyncio.sleep(0.01)
+    await end_idle(simulations, signal.SIGTERM)
     await simulations.close()
 
 
