@@ -6,6 +6,7 @@ import errno
 import time
 from collections.abc import Iterator
 
+from results.records.count import format_count
 from results.records.events import CellChanged, CellState
 from results.records.layout import RunLayout, append_rows
 from results.records.plan import CellPlan
@@ -77,13 +78,15 @@ class Steering:
         pending, cut = skip_cells(self._store, view, request.target, request.reason, running)
         self._skips |= dict.fromkeys(cut, request.reason or SKIPPED)
         count = len(pending) + len(cut)
-        return (count > 0), f"{count} cells skipped" if count else f"no cell is pending or running in {request.target}"
+        if not count:
+            return False, f"no cell is pending or running in {request.target}"
+        return True, f"{format_count(count, 'cell', 'cells')} skipped"
 
     def _retry_cells(self, request: RequestView, view: RunView) -> tuple[bool, str]:
         count = retry_cells(self._store, view, request.target)
         if not count:
             return False, f"no cell has failed in {request.target}" if request.target else "no cell has failed"
-        return True, f"{count} cells pending again"
+        return True, f"{format_count(count, 'cell', 'cells')} pending again"
 
 
 def skip_cells(

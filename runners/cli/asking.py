@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from results.records.count import format_count
 from runners.campaign.steering import retry_cells, skip_cells
 from runners.errors import RunnerError
 from state import operator_requests
@@ -80,4 +81,4 @@ def _apply_request(store: RunStore, action: str, target: str, reason: str) -> di
     if not count:
         lack = "no cell is pending" if action == "skip" else "no cell has failed"
         return {"accepted": False, "detail": f"{lack} in {target}" if target else lack}
-    return {"accepted": True, "detail": f"{count} cells; `tracon resume {run}` continues"}
+    return {"accepted": True, "detail": f"{format_count(count, 'cell', 'cells')}; `tracon resume {run}` continues"}

@@ -55,6 +55,7 @@ def export(
 
     Example: `tracon export 20260131-1200 results-of-monday`
     """
+    from results.records.count import format_count
     from results.registry import export_run
 
     files = export_run(artifacts_of(run, workspace), folder)
@@ -62,7 +63,7 @@ def export(
         names = [str(path.relative_to(folder.resolve())) for path in files]
         terminal.print_json({"folder": str(folder), "files": names})
         return
-    line = f"{len(files)} files in {folder}. To compare a run with them: tracon compare RUN {folder}"
+    line = f"{format_count(len(files), 'file', 'files')} in {folder}. To compare a run with them: tracon compare RUN {folder}"
     terminal.out().print(line, markup=False, soft_wrap=True)
 
 

@@ -19,7 +19,7 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, Grid, TraceChoice
-from runners.experiments.routing.plan import TRACE_CELL, list_traces
+from runners.experiments.routing.plan import list_traces
 from runners.trace.formats import read_trace
 from runners.trace.formats.tracon import write_trace
 from runners.trace.session import Trace
@@ -84,7 +84,7 @@ def require_trace(path: Path) -> TraceRecord:
     """The record of a trace of the run. Raises CellFailed where the trace is missing or changed."""
     record = read_json(_record_beside(path), TraceRecord)
     if record is None or not path.is_file() or sha256(path) != record.sha256:
-        raise CellFailed(f"a trace of the run is missing or changed: `tracon retry --cell {TRACE_CELL}`")
+        raise CellFailed(f"{path} is missing or changed since the run made it: restore it, or start a new run")
     return record
 
 

@@ -298,7 +298,8 @@ async def test_skipping_the_running_cell_cuts_it_and_goes_on(tmp_path: Path) -> 
 
 async def test_what_is_skipped_without_a_process_is_in_the_folder_and_what_skips_itself_is_not(tmp_path: Path) -> None:
     folder = new_run(tmp_path / "run", {"s0-c1": "skip"})
-    ask_run(folder, "skip", "cell:s1-c0", "")
+    answer = ask_run(folder, "skip", "cell:s1-c0", "")
+    assert answer["detail"].startswith("1 cell; ")
     await run_with(folder)
     assert read_skipped(folder) == ({"s1-c0": ""}, ())
 

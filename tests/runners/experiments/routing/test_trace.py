@@ -26,7 +26,7 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
     assert require_trace(tmp_path / "one.jsonl") == first
     with (tmp_path / "one.jsonl").open("ab") as file:
         file.write(b"\n")
-    with pytest.raises(CellFailed, match="missing or changed"):
+    with pytest.raises(CellFailed, match=r"one\.jsonl is missing or changed since the run made it: restore it"):
         require_trace(tmp_path / "one.jsonl")
 
 
