@@ -71,6 +71,10 @@ ComparedArg = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return at once and leave the run process working.")]
+ConsoleOption = Annotated[
+    bool, typer.Option("--console", help="Open the console on the run, if stdin and stdout are a terminal.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")]
 SkipStageOption = Annotated[
     list[str] | None,
     typer.Option("--skip-stage", help="Skip this stage (repeatable): `3` or `phase-b`."),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,7 +16,9 @@ from runners.cli.folders import workspace_of
 from runners.cli.options import (
     RUN,
     RUNS_PANEL,
+    ConsoleOption,
     DetachOption,
+    DryRunOption,
     ExperimentArg,
     ExperimentCommand,
     JsonOption,
@@ -50,7 +53,7 @@ def plan(
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    _print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), workspace, json)
+    print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), workspace, json)
 
 
 def run(
@@ -58,9 +61,7 @@ def run(
     experiment: ExperimentArg,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
-    console: Annotated[
-        bool, typer.Option("--console", help="Open the console on the run, if stdin and stdout are a terminal.")
-    ] = False,
+    console: ConsoleOption = False,
     skip_stage: SkipStageOption = None,
     pace: PaceOption = None,
     accept_small_gpus: Annotated[
@@ -70,9 +71,7 @@ def run(
             help="Start even if an engine fits on no GPU, by the doctor's estimate or beside other processes.",
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")
-    ] = False,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Start a run and follow it to its end.
@@ -84,31 +83,63 @@ def run(
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
+    options = from_root(RunOptions(experiment, **chosen(context, RUN)))
+    if dry_run:
+        print_plan(options, workspace, json)
+        return
+    start_run(
+        options,
+        workspace,
+        detach=detach,
+        console=console,
+        skip_stage=skip_stage,
+        pace=pace,
+        accept_small_gpus=accept_small_gpus,
+        json=json,
+    )
+
+
+def start_run(
+    options: RunOptions,
+    workspace: Path | None,
+    *,
+    detach: bool,
+    json: bool,
+    console: bool = False,
+    skip_stage: Iterable[str] | None = None,
+    pace: float | None = None,
+    accept_small_gpus: bool = False,
+    prints_results: bool = False,
+) -> NoReturn:
+    """Start a run and follow it to its end; exits with the run's exit code.
+
+    `options`: those of `from_root`. `prints_results`: with `json` print the numbers of a finished run instead of its
+    status. Raises RunnerError or LaunchError for what keeps the run from starting.
+    """
     from launch.gpu_checks import explain_small_gpus
+    from results.records.layout import RunLayout
     from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, require_gpu_room
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
     from runners.experiments.registry import experiment_named
 
-    options = from_root(RunOptions(experiment, **chosen(context, RUN)))
-    if dry_run:
-        _print_plan(options, workspace, json)
-        return
     prepared = _prepare_run(options, need_engine=True)
     require_pace(pace, prepared.draft)
     if not accept_small_gpus:
-        require_gpu_room(experiment_named(experiment), options, prepared.draft)
+        require_gpu_room(experiment_named(options.experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
     unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     folder = create_run(workspace_of(workspace), prepared, unrest, pace)
     terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
-    for warning in filter(None, (too_large, explain_skipped_gpus(prepared.draft), unrest)):
+    notes = () if prepared.draft.needs_engine else prepared.draft.notes  # that nothing is measured
+    for warning in filter(None, (*notes, too_large, explain_skipped_gpus(prepared.draft), unrest)):
         terminal.err().print(warning, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
-    accompany_run(folder, process.pid, detach=detach, console=console, json=json)
+    document = RunLayout(folder).aggregate_json if prints_results else None
+    accompany_run(folder, process.pid, detach=detach, console=console, json=json, document=document)
 
 
 def resume(
@@ -171,7 +202,8 @@ def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
     return prepare_run(experiment_named(options.experiment), options, need_engine=need_engine)
 
 
-def _print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
+def print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
+    """Print the plan of a run with these options. Raises RunnerError or LaunchError as `start_run`."""
     from launch.gpu_checks import explain_small_gpus
     from runners.cli.tables import plan_json, plan_tables
     from runners.experiments.registry import experiment_named

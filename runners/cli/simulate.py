@@ -15,7 +15,17 @@ import typer.core
 import runners.cli.terminal as terminal
 from results.records.count import format_count
 from results.records.percent import format_percent
-from runners.cli.options import PROFILE_HELP, TRACES_PANEL, DetachOption, JsonOption, RunArg, WorkspaceOption
+from runners.cli.options import (
+    PROFILE_HELP,
+    TRACES_PANEL,
+    ConsoleOption,
+    DetachOption,
+    DryRunOption,
+    JsonOption,
+    PaceOption,
+    RunArg,
+    WorkspaceOption,
+)
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
@@ -25,51 +35,83 @@ if TYPE_CHECKING:
     from runners.simulator.calibrate import Calibration, CellComparison
     from runners.simulator.check import Check
 
-FLEET = "tracon run routing --profile h20-qwen3-coder-30b --preset"
-SIZED = {"profile": "h20-qwen3-coder-30b", "preset": "fleet-size"}
+PROFILE = "h20-qwen3-coder-30b"
+FLEET = {"profile": PROFILE, "preset": "fleet"}
+SIZED = {"profile": PROFILE, "preset": "fleet-size"}
+_TRACE = SpecOption("trace", "--trace", "Replay this trace at its own pace", "FILE", default="the preset's")
+_ENGINE = SpecOption("engine", "--engine", "Use this engine model: a name or a file", "MODEL", default="the preset's")
+_ON = SpecOption("on", "--on", "Simulate on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local")
+_SEED = SpecOption("seed", "--seed", "Draw traces and step noise from this seed", default="the preset's")
+_SETTINGS = SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE")
+_PROFILE = SpecOption("profile", "--profile -p", PROFILE_HELP, default=PROFILE)
+REPLAYING = SpecOptions(
+    "runners.campaign.experiment:RunOptions",
+    (
+        _TRACE,
+        SpecOption(
+            "policies", "--policy", "Simulate this routing policy: a name, label or Python file (repeatable)", "POLICY",
+            default="the preset's",
+        ),
+        SpecOption("instances", "--instances", "Simulate this many instances", None, 1, "the preset's, 8"),
+        _ENGINE,
+        _ON,
+        SpecOption(
+            "trials", "--trials", "Simulate each policy N times; a generated trace is drawn again each time", None, 1,
+            "the preset's",
+        ),
+        _SEED,
+        _SETTINGS,
+        _PROFILE,
+        SpecOption("preset", "--preset", "Use this preset of the profile", default=FLEET["preset"]),
+    ),
+)  # fmt: skip
 SIZING = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
-        SpecOption("trace", "--trace", "Replay this trace at its own pace", "FILE", default="the preset's"),
+        _TRACE,
         SpecOption("policies", "--policy", "Size for this policy (repeatable)", "POLICY"),
-        SpecOption("engine", "--engine", "Use this engine model: a name or a file", "MODEL", default="the preset's"),
-        SpecOption("on", "--on", "Simulate on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local"),
+        _ENGINE,
+        _ON,
         SpecOption(
             "trials", "--trials", "Simulate N traces, by N seeds, at each point; an interval takes 3", None, 1,
             "the preset's, 5",
         ),
-        SpecOption("seed", "--seed", "Draw traces and step noise from this seed", default="the preset's"),
-        SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE"),
-        SpecOption("profile", "--profile -p", PROFILE_HELP, default=SIZED["profile"]),
+        _SEED,
+        _SETTINGS,
+        _PROFILE,
         SpecOption("preset", "--preset", "Use this preset of the profile", default=SIZED["preset"]),
     ),
 )  # fmt: skip
 
 
 class SimulateGroup(typer.core.TyperGroup):
-    """Answers a preset or an option with the command that simulates policies on a trace."""
+    """Takes options without a command as those of `policies`."""
 
-    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401  # a type that Typer keeps to itself
-        """None = a misspelled command, which Typer corrects. Raises RunnerError for what is none."""
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # a type that Typer keeps to itself
+        own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
+        if args and args[0].startswith("-") and args[0] not in own:
+            args = ["policies", *args]
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401  # as above
+        """None = a misspelled command, which Typer corrects. Raises RunnerError for what is none, such as a preset."""
         if cmd_name in self.commands or get_close_matches(cmd_name, self.commands):
             return self.commands.get(cmd_name)
-        preset = "fleet" if cmd_name.startswith("-") else shlex.quote(cmd_name)
         raise RunnerError(
-            f"`tracon simulate` has no {cmd_name!r}: policies on a trace are simulated by `tracon run routing`",
-            remedy=f"`tracon run routing --simulated --trace FILE --policy unified --instances 8`, or a preset: "
-            f"`{FLEET} {preset}`. `tracon simulate --help` lists the rest",
+            f"`tracon simulate` has no command {cmd_name!r}",
+            remedy=f"a preset: `tracon simulate --preset {shlex.quote(cmd_name)}`. `tracon simulate --help` lists the "
+            "commands",
         )
 
 
 simulate_app = typer.Typer(
     no_args_is_help=True,
     cls=SimulateGroup,
-    context_settings={"ignore_unknown_options": True},
-    help=f"""Simulate a fleet: the router's own code in front of engines that are a model. Nothing is measured.
+    help="""Simulate a fleet: the router's own code in front of engines that are a model. Nothing is measured.
 
-    **Policies on a trace**, on N instances: `tracon run routing --simulated --trace FILE --policy unified --instances
-    N`, or a preset of simulated H20s: `{FLEET} fleet`. This group has no command for it. `tracon plan routing` with the
-    same options shows the time, and `--on ray` runs the simulations on a Ray cluster
+    **Policies on a trace**, on N instances: `tracon simulate --trace FILE --policy unified --policy EAR --instances N`,
+    or a preset of simulated H20s: `tracon simulate --preset fleet-loads`. `tracon simulate policies --help` has its
+    options; `--dry-run` shows the time, and `--on ray` runs the simulations on a Ray cluster
 
     **The fewest instances** for a latency objective: `tracon simulate capacity --slo ttft_p90=4s,tpot_p90=50ms`
 
@@ -82,10 +124,42 @@ simulate_app = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
+    simulate_app.command(cls=command_with(REPLAYING))(policies)
     simulate_app.command(cls=command_with(SIZING))(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)
     app.add_typer(simulate_app, name="simulate", rich_help_panel=TRACES_PANEL)
+
+
+def policies(
+    context: typer.Context,
+    workspace: WorkspaceOption = None,
+    detach: DetachOption = False,
+    console: ConsoleOption = False,
+    pace: PaceOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Replay a trace through routing policies, on N simulated instances. `tracon simulate` with options is the same.
+
+    It is a run of `routing`: `tracon status` has its ETA, `tracon resume` continues it, `tracon report` shows it.
+    Engines are a model: nothing is measured.
+
+    Examples: `tracon simulate --trace sessions.jsonl --policy unified --policy EAR --instances 4`,
+    `tracon simulate --preset fleet-loads --on ray`
+    """
+    from runners.campaign.experiment import RunOptions
+    from runners.cli.runs import from_root, print_plan, start_run
+    from runners.experiments.routing.plan import replay_as_recorded
+
+    asked: dict[str, Any] = {**FLEET, **chosen(context, REPLAYING)}
+    if "trace" in asked:
+        asked["settings"] = replay_as_recorded(asked.get("settings", ()))
+    options = from_root(RunOptions("routing", **asked, simulated=True))
+    if dry_run:
+        print_plan(options, workspace, json)
+        return
+    start_run(options, workspace, detach=detach, console=console, pace=pace, json=json)
 
 
 def capacity(
@@ -98,6 +172,8 @@ def capacity(
     ] = None,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
+    console: ConsoleOption = False,
+    dry_run: DryRunOption = False,
     json: JsonOption = False,
 ) -> None:
     """Find the fewest instances that hold a latency objective, and the split of static pools, for each policy.
@@ -110,26 +186,18 @@ def capacity(
 
     Example: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms --trace sessions.jsonl --policy unified`
     """
-    from results.records.layout import RunLayout
     from runners.campaign.experiment import RunOptions
-    from runners.campaign.start import create_run, prepare_run, spawn_run_process
-    from runners.cli.accompany import accompany_run
-    from runners.cli.folders import workspace_of
-    from runners.cli.runs import from_root
-    from runners.experiments.registry import experiment_named
+    from runners.cli.runs import from_root, print_plan, start_run
 
     search = [f"search.slo={slo}"]
     search += [] if max_instances is None else [f"search.max_instances={max_instances}"]
     asked: dict[str, Any] = {**SIZED, **chosen(context, SIZING)}
     asked["settings"] = (*search, *asked.get("settings", ()))
     options = from_root(RunOptions("capacity", **asked))
-    prepared = prepare_run(experiment_named(options.experiment), options, need_engine=False)
-    folder = create_run(workspace_of(workspace), prepared)
-    terminal.narrate("run ", (folder.name, "bold"), f" in {folder.parent}")
-    for note in prepared.draft.notes:
-        terminal.err().print(note, style="yellow", markup=False)
-    process, document = spawn_run_process(folder), RunLayout(folder).aggregate_json
-    accompany_run(folder, process.pid, detach=detach, console=False, json=json, document=document)
+    if dry_run:
+        print_plan(options, workspace, json)
+        return
+    start_run(options, workspace, detach=detach, console=console, json=json, prints_results=True)
 
 
 def calibrate(

@@ -32,6 +32,7 @@ from runners.experiments.routing.plan import (
     describe_simulation,
     digest_files,
     list_settings,
+    replay_as_recorded,
 )
 from runners.experiments.settings import convert_grid, find_preset, parse_setting, refuse_problems, set_key
 
@@ -44,8 +45,6 @@ STAGES = (
 )
 OWN = "search."
 """Begins the settings of the search; all others are those of routing."""
-AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
-"""Settings of a trace file: all of it, at its own pace."""
 EXAMPLE = "search.max_instances=16"
 REMEDY = "correct that key in the profile or in --set; docs/simulator.md lists them"
 CHECKS = 4
@@ -79,8 +78,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter or trace."""
     settings = (*options.settings, *list_settings(options))
     if options.trace:
-        keys = {text.partition("=")[0].strip() for text in settings}
-        settings += tuple(text for text in AS_RECORDED if text.partition("=")[0] not in keys)
+        settings = replay_as_recorded(settings)
     grid, choice = _read_grid(options, settings, profile)
     config, seed = load_config(grid.routing.config), grid.routing.seed if options.seed is None else options.seed
     return DraftPlan(

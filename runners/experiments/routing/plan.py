@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from runners.experiments.engine_choice import counting_profile
 from runners.experiments.gates import list_gates
 from runners.experiments.routing.engine_model import OTHER_ENGINE, describe_model, read_model
 from runners.experiments.routing.grid import (
-    DEFAULT_MODEL,
     EXPERIMENT,
     SYNTH,
     Grid,
@@ -36,6 +35,7 @@ from runners.experiments.routing.grid import (
     slug,
 )
 from runners.experiments.routing.variations import expand_variations
+from runners.simulator.backends import LOCAL
 from state.model import RunView
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
@@ -50,6 +50,8 @@ STAGES = (
 EVENT_PORTS = 2
 """Ports of each instance whose KV events are read: one to publish, one to replay missed events."""
 SEEDS_PER_RUN = 1_000
+AS_RECORDED = ("trace.sessions=0", "replay.time_scale=1.0")
+"""Settings of a trace file: all of it, at its own pace."""
 COMPUTE_S = 5.0
 PATCH_S = 1.0
 PATCHES = "patches"
@@ -110,12 +112,19 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 
 def list_settings(options: RunOptions) -> Iterator[str]:
     """The options of a simulation as settings of the grid: the plan stores them with the other settings."""
-    if options.engine or options.simulated:
-        yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
-    if options.on:
-        yield f"simulation.on={options.on}"
+    if options.engine:
+        yield f"simulation.engine={options.engine}"
+    if options.on or options.simulated:  # any key of `simulation` makes a preset simulated; the others stay the preset's
+        yield f"simulation.on={options.on or LOCAL}"
     if options.instances is not None:
         yield f"instances={options.instances}"
+
+
+def replay_as_recorded(settings: Iterable[str]) -> tuple[str, ...]:
+    """The settings, and those that replay all of a trace file at its own pace where they do not set its keys."""
+    settings = tuple(settings)
+    keys = {text.partition("=")[0].strip() for text in settings}
+    return (*settings, *(text for text in AS_RECORDED if text.partition("=")[0] not in keys))
 
 
 def _note_simulation(grid: Grid) -> Iterator[str]:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -64,8 +65,8 @@ def test_version_and_help_with_shell_completion(tmp_path: Path) -> None:
 def test_simulate_alone_teaches_its_ways(tmp_path: Path) -> None:
     shown = " ".join(tracon("simulate", workspace=tmp_path).stdout.split())
     for way in (
-        "tracon run routing --simulated --trace FILE --policy unified --instances N",
-        "tracon run routing --profile h20-qwen3-coder-30b --preset fleet",
+        "tracon simulate --trace FILE --policy unified --policy EAR --instances N",
+        "tracon simulate --preset fleet-loads",
         "tracon simulate capacity --slo",
         "tracon simulate calibrate RUN",
         "tracon simulate check LIVE_RUN SIMULATED_RUN",
@@ -73,15 +74,44 @@ def test_simulate_alone_teaches_its_ways(tmp_path: Path) -> None:
         assert way in shown, way
 
 
-@pytest.mark.parametrize(
-    ("words", "preset"),
-    [(["fleet-loads"], "fleet-loads"), (["--trace", "x.jsonl"], "fleet"), (["--preset", "a"], "fleet")],
-)
-def test_simulate_with_a_preset_or_an_option_names_the_command_for_it(words: list[str], preset: str) -> None:
-    refused = CliRunner().invoke(app, ["simulate", *words]).exception
+def test_simulate_with_a_preset_as_a_word_names_the_option_for_it() -> None:
+    refused = CliRunner().invoke(app, ["simulate", "fleet-loads"]).exception
     assert isinstance(refused, RunnerError)
-    assert "tracon run routing --simulated --trace FILE" in refused.remedy
-    assert f"--profile h20-qwen3-coder-30b --preset {preset}`" in refused.remedy
+    assert "`tracon simulate --preset fleet-loads`" in refused.remedy
+
+
+@pytest.mark.parametrize("words", [[], ["policies"]], ids=["options alone", "the command's name"])
+def test_simulate_with_options_replays_a_trace_through_policies(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    planned: list[RunOptions] = []
+    monkeypatch.setattr("runners.cli.runs.print_plan", lambda options, _workspace, _json: planned.append(options))
+    trace, given = str(tmp_path / "mine.jsonl"), ["--set", "replay.time_scale=2", "--instances", "4", "--on", "ray"]
+    for arguments in (["--preset=fleet-loads"], ["--trace", trace, "--policy", "EAR", *given]):
+        assert CliRunner().invoke(app, ["simulate", *words, *arguments, "--dry-run"]).exit_code == 0
+    of_h20: dict[str, Any] = {"profile": "h20-qwen3-coder-30b", "simulated": True}
+    assert planned == [
+        RunOptions("routing", preset="fleet-loads", **of_h20),
+        RunOptions(
+            "routing",
+            preset="fleet",
+            trace=trace,
+            policies=("EAR",),
+            settings=("replay.time_scale=2", "trace.sessions=0"),
+            instances=4,
+            on="ray",
+            **of_h20,
+        ),
+    ]
+
+
+def test_a_dry_run_of_simulate_shows_what_it_would_replay(tmp_path: Path) -> None:
+    done = tracon("simulate", "--preset", "fleet-light", "--policy", "EAR", "--dry-run", "--json", workspace=tmp_path)
+    plan = json.loads(done.stdout)
+    assert (plan["experiment"], plan["preset"]) == ("routing", "fleet-light")
+    assert {cell["label"] for cell in plan["cells"] if cell["kind"] == "replay"} == {"EAR"}
+    assert any("nothing is measured" in note for note in plan["notes"])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_misspelled_command_of_simulate_is_corrected() -> None:
@@ -252,7 +282,7 @@ def test_the_console_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_the_options_of_a_run_are_those_of_its_struct(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[RunOptions] = []
-    monkeypatch.setattr("runners.cli.runs._print_plan", lambda options, _workspace, _json: planned.append(options))
+    monkeypatch.setattr("runners.cli.runs.print_plan", lambda options, _workspace, _json: planned.append(options))
     given = ["--config", "plain", "-c", "nixl_both", "--seed", "7", "--set", "trials=2", "--port", "9000"]
     for arguments in ([], given):
         assert CliRunner().invoke(app, ["plan", "routing", *arguments]).exit_code == 0

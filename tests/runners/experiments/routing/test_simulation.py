@@ -284,7 +284,15 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
     assert plan.inputs["grid"]["instances"] == 6
     assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b-roofline"
     assert plan.inputs["engine_model"]["calibrated"] is False
-    assert {"simulation.engine=h20-qwen3-coder-30b-a3b-roofline", "instances=6"} <= set(plan.inputs["settings"])
+    assert {"simulation.on=local", "instances=6"} <= set(plan.inputs["settings"])
+
+
+def test_what_is_simulated_anyway_keeps_the_engine_model_of_its_preset() -> None:
+    def name_engine(**options: Any) -> str:
+        return prepare(RunOptions("routing", preset="fleet", simulated=True, **options)).draft.grid.simulation.engine
+
+    assert name_engine(profile="h200-qwen3-coder-30b-dummy").startswith("h200-")
+    assert name_engine(profile="h20-qwen3-coder-30b", engine="h20-qwen3-coder-30b-a3b") == "h20-qwen3-coder-30b-a3b"
 
 
 def test_an_engine_model_that_is_edited_during_a_run_changes_none_of_its_cells(tmp_path: Path) -> None:
