@@ -76,7 +76,7 @@ class CapacityGrid:
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter or trace."""
-    settings = (*options.settings, *list_settings(options))
+    settings = (*options.settings, *list_settings(options, has_model=False))
     if options.trace:
         settings = replay_as_recorded(settings)
     grid, choice = _read_grid(options, settings, profile)

@@ -25,6 +25,7 @@ from runners.experiments.engine_choice import counting_profile
 from runners.experiments.gates import list_gates
 from runners.experiments.routing.engine_model import OTHER_ENGINE, describe_model, read_model
 from runners.experiments.routing.grid import (
+    DEFAULT_MODEL,
     EXPERIMENT,
     SYNTH,
     Grid,
@@ -35,7 +36,7 @@ from runners.experiments.routing.grid import (
     slug,
 )
 from runners.experiments.routing.variations import expand_variations
-from runners.simulator.backends import LOCAL
+from runners.experiments.settings import find_preset
 from state.model import RunView
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
@@ -62,9 +63,11 @@ DECODE_RUNS_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace."""
-    settings = (*options.settings, *list_settings(options))
+    presets = profile.experiments.get(EXPERIMENT, {})
+    preset, _ = find_preset(presets, EXPERIMENT, profile.name, options.preset)
+    settings = (*options.settings, *list_settings(options, has_model="simulation" in preset))
     grid = read_grid(
-        profile.experiments.get(EXPERIMENT, {}),
+        presets,
         profile.name,
         options.preset,
         policies=options.policies,
@@ -110,12 +113,15 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     return add_cold_starts(draft, in_turn=grid.instances if grid.gpus else 1)
 
 
-def list_settings(options: RunOptions) -> Iterator[str]:
-    """The options of a simulation as settings of the grid: the plan stores them with the other settings."""
-    if options.engine:
-        yield f"simulation.engine={options.engine}"
-    if options.on or options.simulated:  # any key of `simulation` makes a preset simulated; the others stay the preset's
-        yield f"simulation.on={options.on or LOCAL}"
+def list_settings(options: RunOptions, *, has_model: bool) -> Iterator[str]:
+    """The options of a simulation as settings of the grid: the plan stores them with the other settings.
+
+    `has_model`: the preset names an engine model, which `--simulated` alone leaves as it is.
+    """
+    if options.engine or (options.simulated and not has_model):
+        yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
+    if options.on:
+        yield f"simulation.on={options.on}"
     if options.instances is not None:
         yield f"instances={options.instances}"
 

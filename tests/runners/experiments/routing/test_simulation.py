@@ -284,7 +284,7 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
     assert plan.inputs["grid"]["instances"] == 6
     assert plan.inputs["grid"]["simulation"]["engine"] == "h20-qwen3-coder-30b-a3b-roofline"
     assert plan.inputs["engine_model"]["calibrated"] is False
-    assert {"simulation.on=local", "instances=6"} <= set(plan.inputs["settings"])
+    assert {"simulation.engine=h20-qwen3-coder-30b-a3b-roofline", "instances=6"} <= set(plan.inputs["settings"])
 
 
 def test_what_is_simulated_anyway_keeps_the_engine_model_of_its_preset() -> None:
