@@ -150,7 +150,7 @@ def _compare_with_others(
         "no alternative works" if alone else "",
         f"TTFT p90 worse than {', '.join(slower)}" if slower else "",
     ]
-    yes = (bool(ahead) or alone) and not slower
+    yes = (bool(ahead) or alone) and not (level or behind or unclear or slower)
     text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
     return (Outcome.HOLDS if yes else Outcome.UNDECIDED), text
 

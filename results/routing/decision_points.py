@@ -141,7 +141,7 @@ DECISION_POINTS = (
         "The graduated load-floor bonus (Q2.B) is the right shape.",
         "Q2.B",
         f"the bonus gives every D a share and keeps the overlap within {format_percent(OVERLAP_WITHIN)}, kv_aware "
-        "without it does not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
+        "without it does not, every alternative is distinguishably worse or does not work, and TTFT p90 is not worse",
         judge_shape,
         name_shapes,
         lambda floor: count_compared(floor) * len(DISTINGUISHED_BY) * max(1, len(floor.compared)),

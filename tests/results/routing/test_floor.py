@@ -177,6 +177,9 @@ def test_what_a_bonus_changes_is_measured() -> None:
         (PLAIN, ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "bonus works; none of the alternatives (Q2.A, C, D, E, F)"),
         (PLAIN, ((4, 3, 3), 0.9), {"cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87))}, Outcome.HOLDS,
          "bonus works; better than cold (by overlap kept +3.0 pp ["),
+        (PLAIN, ((4, 3, 3), 0.9), {"cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87)),
+                                   "first": ({"order": "inflight_first"}, spread((4, 3, 3), 0.9))}, Outcome.UNDECIDED,
+         "better than cold (by overlap kept +3.0 pp"),
         (PLAIN, ((4, 3, 3), 0.9), {"material": ({"min_overlap_share": 0.3}, PLAIN[1])}, Outcome.HOLDS,
          "no alternative works"),
         (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "under every bonus some D got too few sessions"),
@@ -186,7 +189,7 @@ def test_what_a_bonus_changes_is_measured() -> None:
         (({}, spread((4, 3, 3), 0.9)), ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "no D stayed cold either"),
     ],
 )  # fmt: skip
-def test_the_bonus_is_the_right_shape_where_it_brings_a_cold_d_its_share_and_no_other_does_as_well(
+def test_the_bonus_is_the_right_shape_where_it_brings_a_cold_d_its_share_and_every_other_does_worse(
     plain: Variant, bonus: tuple[tuple[int, int, int], float], other: Mapping[str, Variant], outcome: Outcome, why: str
 ) -> None:
     found = answered(floor_of({"plain": plain, "bonus": (BONUS, spread(*bonus)), **other}))["D3"]
