@@ -1,23 +1,25 @@
 """Simulations as tasks of a Ray cluster: one task per simulation; those of a lost node run again on another.
 
-Every node needs the same version of Tracon, with its extra `ray`.
+Every node needs the same source of Tracon, with its extra `ray`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import tempfile
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from results.records.layout import sha256
 from results.records.simulation_spec import SimulationSpec
 from runners.child_process import ChildFailure, write_spec
 from runners.errors import RunnerError
@@ -29,6 +31,10 @@ RETRIES = 10
 INSTALL = (
     "on every node, in a clone of the same commit: `.venv/bin/uv pip install --require-hashes --requirements ray.lock`"
 )
+
+
+PACKAGES = ("launch", "results", "runners", "state")
+"""What a simulation may import of Tracon."""
 
 
 class RemoteEnd(NamedTuple):
@@ -74,7 +80,7 @@ class RaySimulations:
         """As `Simulations.run`; there are no ticks meanwhile."""
         write_spec(path, spec, SimulationError)
         trace = await asyncio.to_thread(self._put_trace, spec.replay.trace_path)
-        reference = self._task.remote(msgspec.json.encode(spec), trace, version("tracon"))
+        reference = self._task.remote(msgspec.json.encode(spec), trace, digest_source())
         try:
             end = await asyncio.wrap_future(reference.future())
         except asyncio.CancelledError:
@@ -93,10 +99,28 @@ class RaySimulations:
         return self._traces[path]
 
 
-def simulate_remotely(encoded: bytes, trace: bytes, tracon: str) -> tuple[bytes, ...]:
-    """On a node: simulate the spec with files of its own. `tracon`: the version that the driver has."""
-    if version("tracon") != tracon:
-        failure = ChildFailure(f"a node has Tracon {version('tracon')}, the driver {tracon}", INSTALL, 2)
+@cache
+def digest_source() -> str:
+    """SHA-256 of the modules and tables of Tracon that this process has.
+
+    With others the same spec may give other bytes, also where the version is the same.
+    """
+    roots = [Path(root) for package in PACKAGES for root in import_module(package).__path__]
+    return hashlib.sha256("".join(map(digest_folder, roots)).encode()).hexdigest()
+
+
+def digest_folder(root: Path) -> str:
+    """SHA-256 of names and contents of the modules and tables (`.py`, `.toml`) below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(path for kind in ("py", "toml") for path in root.rglob(f"*.{kind}")):
+        digest.update(f"{path.relative_to(root)}\0{sha256(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def simulate_remotely(encoded: bytes, trace: bytes, source: str) -> tuple[bytes, ...]:
+    """On a node: simulate the spec with files of its own. `source`: `digest_source` of the driver."""
+    if digest_source() != source:
+        failure = ChildFailure("a node has other source of Tracon than the driver", INSTALL, 2)
         return RemoteEnd(msgspec.json.encode(SimulationLine(failure=failure)), b"", b"", b"")
     spec = msgspec.json.decode(encoded, type=SimulationSpec)
     with tempfile.TemporaryDirectory(prefix="tracon-") as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 
 from results.records.simulation_spec import SimulationSpec
 from runners.simulator.messages import SimulationError
-from runners.simulator.on_ray import RemoteEnd, simulate_remotely, take_end
+from runners.simulator.on_ray import RemoteEnd, digest_folder, digest_source, simulate_remotely, take_end
 from runners.simulator.simulate import simulate
 from runners.trace.formats.tracon import write_trace
 from runners.trace.synth import synthesize_trace
@@ -37,7 +36,7 @@ def make_task(trace: Path, folder: Path, *, logs: bool) -> SimulationSpec:
 def test_a_task_writes_what_a_process_of_this_host_writes(logs: bool, trace: Path, tmp_path: Path) -> None:
     here = simulate(make_task(trace, tmp_path / "here", logs=logs), lambda _: None)
     spec = make_task(trace, tmp_path / "there", logs=logs)
-    end = simulate_remotely(msgspec.json.encode(spec), trace.read_bytes(), version("tracon"))
+    end = simulate_remotely(msgspec.json.encode(spec), trace.read_bytes(), digest_source())
     assert msgspec.json.encode(take_end(RemoteEnd(*end), spec)) == msgspec.json.encode(here)
     written = {path.name for path in (tmp_path / "there").iterdir()}
     assert written == set(FILES if logs else (FILES[0], FILES[2]))
@@ -45,9 +44,26 @@ def test_a_task_writes_what_a_process_of_this_host_writes(logs: bool, trace: Pat
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
 
 
-def test_a_node_of_another_version_simulates_nothing(trace: Path, tmp_path: Path) -> None:
+def test_a_node_with_other_source_simulates_nothing(trace: Path, tmp_path: Path) -> None:
     spec = make_task(trace, tmp_path, logs=True)
-    end = simulate_remotely(msgspec.json.encode(spec), trace.read_bytes(), "0.0.0")
-    with pytest.raises(SimulationError, match=r"the driver 0\.0\.0"):
+    end = simulate_remotely(msgspec.json.encode(spec), trace.read_bytes(), "of another commit")
+    with pytest.raises(SimulationError, match="other source of Tracon"):
         take_end(RemoteEnd(*end), spec)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_source_is_another_after_an_edit_of_a_module_or_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "simulator").mkdir()
+    module, table = tmp_path / "simulator" / "engine.py", tmp_path / "simulator" / "h20.toml"
+    module.write_text("STEP_S = 1\n")
+    table.write_text("base_s = 1.0\n")
+    digests = [digest_folder(tmp_path)]
+    module.write_text("STEP_S = 2\n")
+    digests.append(digest_folder(tmp_path))
+    table.write_text("base_s = 2.0\n")
+    digests.append(digest_folder(tmp_path))
+    table.rename(tmp_path / "simulator" / "h200.toml")
+    digests.append(digest_folder(tmp_path))
+    assert len(set(digests)) == 4
+    (tmp_path / "simulator" / "engine.cpython-311.pyc").write_bytes(b"compiled")
+    assert digest_folder(tmp_path) == digests[-1]
