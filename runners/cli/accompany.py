@@ -99,17 +99,17 @@ def _watch_in_console(folder: Path) -> int:
 
 
 def _follow_to_end(folder: Path, worker_pid: int) -> int:
-    """Follow; the first Ctrl-C (or TERM) asks the run to stop now and waits, the second leaves it alone."""
+    """Follow; the first Ctrl-C (or TERM) asks the run to stop now and waits, the second ends the waiting."""
     from runners.cli.asking import ask_run
     from runners.cli.follow import follow_run
 
     try:
         return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
-        terminal.err().print("stopping the run so that it can be resumed; Ctrl-C again leaves it running")
+        terminal.err().print("stopping the run so that it can be resumed; Ctrl-C again does not wait for it")
     try:
         ask_run(folder, "stop_now", "", "Ctrl-C at the command that started it")
         return follow_run(folder, worker_pid=worker_pid)
     except KeyboardInterrupt:
-        terminal.narrate("left ", (folder.name, "bold"), " running: `tracon watch`, `tracon stop`")
+        terminal.narrate((folder.name, "bold"), " is still stopping: `tracon status`, then `tracon resume`")
         return ExitCode.INTERRUPTED

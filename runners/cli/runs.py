@@ -77,7 +77,8 @@ def run(
     """Start a run and follow it to its end.
 
     A separate process does the work: closing this terminal does not affect the run. Ctrl-C stops the run so that
-    `tracon resume` can continue it; a second Ctrl-C leaves it running. Without a terminal, stderr has a line per event.
+    `tracon resume` can continue it; a second Ctrl-C does not wait for that. Without a terminal, stderr has a line per
+    event.
 
     Examples: `tracon run connector-tax --preset demo`,
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,

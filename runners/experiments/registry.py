@@ -13,7 +13,7 @@ FOLDERS = (
     "pd_lifecycle",
     "capacity",
 )
-"""Folders of this package with a `entry.py` that declares `ENTRY`."""
+"""Folders of this package with an `entry.py` that declares `ENTRY`."""
 
 _BY_NAME: dict[str, Experiment] = {}
 

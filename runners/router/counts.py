@@ -71,7 +71,7 @@ class Counts:
         """Picks by instance, as a serving or a prefill instance."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `event`, `protocol`, `refused`,
-        `down`."""
+        `down`, `own`."""
         self.decide = Histogram(DECIDE_BUCKETS_S)
         self.binding_trips: Counter[str] = Counter()
         """Answers of the shared table, by operation."""

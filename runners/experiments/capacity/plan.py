@@ -56,7 +56,7 @@ class SearchChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is searched for."""
 
     slo: str = "ttft_p90=2s,tpot_p90=50ms"
-    """The most that percentiles over all turns may be: of ttft, tpot or e2e, in ms or s."""
+    """The most that percentiles over all turns may be: of ttft, tpot, e2e or a metric of your own, in ms or s."""
     max_instances: int = 32
     """The search ends there."""
 

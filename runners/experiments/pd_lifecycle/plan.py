@@ -13,6 +13,7 @@ import msgspec
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
+from results.records.count import format_count
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan, StagePlan
 from runners.campaign.experiment import DraftPlan, RunOptions
@@ -98,7 +99,7 @@ def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
     lines = [
         Sum(
             PREFLIGHT,
-            f"{count} config x ({around.format(f'{grid.preflight_s:g} s checks')})",
+            f"{format_count(count, 'config', 'configs')} x ({around.format(f'{grid.preflight_s:g} s checks')})",
             count * (once_s + grid.preflight_s),
         )
     ]
