@@ -80,7 +80,7 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
     """The view after one more step. Another attempt at a cell resets that cell."""
     view = MigrationsView() if before is None else before
     if view.counts_of(event.cell).attempt not in (0, attempt):
-        view = _without_cell(view, event.cell)
+        view = _drop_cell(view, event.cell)
     counts = _count_step(view.counts_of(event.cell), event, attempt)
     return MigrationsView(
         rows=_drop_oldest(_add_step(view.rows, event, attempt)),
@@ -129,7 +129,7 @@ def migrations_json(view: MigrationsView) -> dict[str, Any]:
     }
 
 
-def _without_cell(view: MigrationsView, cell: str) -> MigrationsView:
+def _drop_cell(view: MigrationsView, cell: str) -> MigrationsView:
     return MigrationsView(
         tuple(each for each in view.rows if each.cell != cell),
         tuple(each for each in view.counts if each.cell != cell),

@@ -251,7 +251,7 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
     unknown = scales[None] if view.pace else 1.0
     work_s = sum(_left_s(cell, scales.get(cell.plan.kind, unknown), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
-    return work_s + _between_s(view, now_active_s) * waiting
+    return work_s + _estimate_between_s(view, now_active_s) * waiting
 
 
 def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, float]:
@@ -306,7 +306,7 @@ def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:
     return max(0.0, expected_s - (now_active_s - cell.attempts[-1].started_active_s))
 
 
-def _between_s(view: RunView, now_active_s: float) -> float:
+def _estimate_between_s(view: RunView, now_active_s: float) -> float:
     """Seconds per ended attempt in which no cell was being measured (engines starting and stopping)."""
     attempts = [attempt for cell in view.cells.values() for attempt in cell.attempts]
     ended = [attempt for attempt in attempts if attempt.spent_s is not None]

@@ -43,14 +43,14 @@ def describe_router(picture: Picture, routing: RoutingView, width: int) -> tuple
     picks, current = sum(routing.latest.decisions.values()), is_current(picture, routing)
     entries: tuple[Cell, ...] = (
         ((f"{routing.policy}   ", "bold"), (f"{routing.cell}   ", "dim")),
-        (_as_of(picture, routing), ("   ", "")),
+        (_show_time(picture, routing), ("   ", "")),
         ((f"{picks} picks   {routing.latest.sessions} sessions bound   ", ""),),
         ((f"TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms", "" if current else "dim"),),
     )
     return flow_entries(entries, width)
 
 
-def _as_of(picture: Picture, routing: RoutingView) -> Span:
+def _show_time(picture: Picture, routing: RoutingView) -> Span:
     if is_current(picture, routing):
         return say.clock(routing.latest_unix_s), "dim"
     if picture.live and is_running(picture, routing):

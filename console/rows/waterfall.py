@@ -96,10 +96,10 @@ def waterfall_columns(width: int) -> tuple[Column, ...]:
 
 def span_ms(requests: Iterable[MeasuredRequest]) -> float:
     """What the waterfall's full width stands for."""
-    return ROOM * max((_before_last_ms(each.event) for each in requests), default=0.0)
+    return ROOM * max((_sum_before_last_ms(each.event) for each in requests), default=0.0)
 
 
-def _before_last_ms(event: LifecycleMeasured) -> float:
+def _sum_before_last_ms(event: LifecycleMeasured) -> float:
     known = [ms for name, ms in event.phases_ms.items() if ms is not None and name != LAST]
     return sum(max(0.0, ms) for ms in known) if known else event.ttft_ms or 0.0
 

@@ -151,11 +151,11 @@ class Skip(Dialog[tuple[str, str]]):
         targets.focus()
 
     @on(OptionList.OptionSelected)
-    def to_reason(self) -> None:
+    def focus_reason(self) -> None:
         self.query_one(Input).focus()
 
     @on(Input.Submitted)
-    def to_buttons(self) -> None:
+    def focus_buttons(self) -> None:
         self.query_one("#cancel").focus()
 
     @on(Button.Pressed)

@@ -80,16 +80,16 @@ class RunsScreen(ConsoleScreen):
 
     @property
     def folder(self) -> Path | None:
-        entry = self._under_cursor()
+        entry = self._find_under_cursor()
         return None if entry is None else entry.folder
 
-    def _under_cursor(self) -> RunEntry | None:
+    def _find_under_cursor(self) -> RunEntry | None:
         key = self.query_one(Table).cursor_key
         return next((entry for entry in self.entries or () if str(entry.folder) == key), None)
 
     @on(Table.Chosen)
     def attach(self) -> None:
-        entry = self._under_cursor()
+        entry = self._find_under_cursor()
         if entry is None:
             return
         if entry.problem:

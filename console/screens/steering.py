@@ -107,8 +107,8 @@ class SteeringScreen(LookingScreen):
         if sort in ("cell", ""):
             targets.append((f"cell:{cell.cell}", f"this cell, {cell.state}"))
         if config and sort != "stage":
-            targets.append((f"config:{config}", _to_run(sum(each.plan.config == config for each in left))))
-        return [*targets, (f"stage:{stage}", _to_run(sum(each.plan.stage == stage for each in left)))]
+            targets.append((f"config:{config}", _count_unmeasured(sum(each.plan.config == config for each in left))))
+        return [*targets, (f"stage:{stage}", _count_unmeasured(sum(each.plan.stage == stage for each in left)))]
 
     def _skip_chosen(self, chosen: tuple[str, str] | None) -> None:
         if chosen is not None:
@@ -138,5 +138,5 @@ class SteeringScreen(LookingScreen):
             self.notify(result.text, title="refused", severity="error", timeout=15)
 
 
-def _to_run(cells: int) -> str:
+def _count_unmeasured(cells: int) -> str:
     return f"{format_count(cells, 'cell', 'cells')} not yet measured"

@@ -27,6 +27,6 @@ CONFIG_PENS: Mapping[str, Pen] = {
 """A config has the same pen in every figure, and the baseline's second name its color: it is the same config."""
 
 
-def in_order(config: str) -> tuple[int, str]:
+def rank_config(config: str) -> tuple[int, str]:
     """Sort key of a config's name."""
     return (CONFIGS.index(config) if config in CONFIGS else len(CONFIGS)), config

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from results.connector_tax.analyze import Analysis
-from results.connector_tax.configs import in_order
+from results.connector_tax.configs import rank_config
 from results.connector_tax.saturation_criteria import judge_launches
 from results.connector_tax.summary import CellSummary, is_at_rate
 from results.measures.step_durations import LATENCY, PERIOD, whole_step
@@ -94,7 +94,7 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     table = pd.DataFrame(_cdf_rows(timed, steps_of))
     if table.empty:
         return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_why_untimed(cells)}")
-    without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
+    without = sorted({cell.config for cell in cells} - set(table["config"]), key=rank_config)
     whole = _WHOLE_STEP[whole_step(cell.step_timing for cell in timed)]
     caption = (
         f"Share of the non-empty steps in the measured window that took at most this long (us), at {safe:g} req/s, "
@@ -145,9 +145,9 @@ def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping
         groups[cell.config, cell.rate_per_s].append(cell)
     first = next(iter(values))
     rows: list[dict[str, object]] = []
-    for (config, rate), trials in sorted(groups.items(), key=lambda item: (in_order(item[0][0]), item[0][1])):
+    for (config, rate), trials in sorted(groups.items(), key=lambda item: (rank_config(item[0][0]), item[0][1])):
         counting = [cell for cell in trials if not cell.degraded] or trials
-        points = {column: _over_trials(counting, value) for column, value in values.items()}
+        points = {column: _merge_trials(counting, value) for column, value in values.items()}
         main = points[first]
         saturated, fired = _judge_trials(analysis, counting)
         rows.append(
@@ -161,7 +161,7 @@ def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping
     return rows
 
 
-def _over_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
+def _merge_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
     """One trial: its estimate. Several: the mean of theirs, and their range. `basis`: what the bounds are."""
     estimates = [cell.estimate(value) for cell in cells]
     measured = [estimate for estimate in estimates if estimate.value is not None]
@@ -188,7 +188,7 @@ def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str,
     for cell in cells:
         by_config[cell.config].append(steps_of(cell))
     whole = whole_step(cell.step_timing for cell in cells)
-    for config in sorted(by_config, key=in_order):
+    for config in sorted(by_config, key=rank_config):
         for series in (whole, "step_duration_us"):
             samples = np.concatenate([steps[series] for steps in by_config[config]])
             n = samples.size

@@ -18,7 +18,7 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
-from results.connector_tax.configs import BASELINE, in_order
+from results.connector_tax.configs import BASELINE, rank_config
 from results.connector_tax.curve_figures import (
     describe_launches,
     latency_by_rate,
@@ -131,7 +131,7 @@ def decomposition_figure(analysis: Analysis) -> Figure:
         reasons = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
         why = reasons[0] if reasons else _why_without(analysis, FRAMEWORK)
         return Figure(7, title, missing=f"the framework's part is the tax of {FRAMEWORK}: {why}")
-    splits = sorted(known, key=lambda split: (str(split.metric), in_order(split.config)))
+    splits = sorted(known, key=lambda split: (str(split.metric), rank_config(split.config)))
     table = pd.DataFrame([_split_row(split) for split in splits])
     few = _are_few(split.total for split in latencies)
     kind = SPREAD if few else "interval between launches, by itself"
@@ -209,7 +209,7 @@ def _why_unsummed(analysis: Analysis) -> str:
 
 def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
     ordered = sorted(
-        rows, key=lambda row: (row.reference == REF_LOAD, str(row.metric), in_order(row.config), row.shape)
+        rows, key=lambda row: (row.reference == REF_LOAD, str(row.metric), rank_config(row.config), row.shape)
     )
     return pd.DataFrame([_tax_row(row) for row in ordered])
 

@@ -62,11 +62,11 @@ def judge_tax(tax: Estimate, p: float | None = None, remedy: str = TRIALS_REMEDY
         measured=tax,
         prior=f"+45 % in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
         reason=reason,
-        p=_of_launches(tax, p),
+        p=_withhold_p(tax, p),
     )
 
 
-def _of_launches(measured: Estimate, p: float | None) -> float | None:
+def _withhold_p(measured: Estimate, p: float | None) -> float | None:
     """None where the bounds are no interval over launches: a spread has no p."""
     return None if withheld(measured) else p
 
@@ -76,8 +76,8 @@ def _p_of_range(measured: Estimate, limits: tuple[float, float], p: tuple[float 
     if measured.value is None or p[0] is None or p[1] is None:
         return None
     if measured.value < limits[0]:
-        return _of_launches(measured, p[0])
-    return _of_launches(measured, p[1] if measured.value > limits[1] else max(p[0], p[1]))
+        return _withhold_p(measured, p[0])
+    return _withhold_p(measured, p[1] if measured.value > limits[1] else max(p[0], p[1]))
 
 
 def judge_gap(
@@ -148,7 +148,7 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
         measured=share,
         numbers={"tax_ttft_p90(noop_connector)": split.framework, "tax_ttft_p90(mooncake_both)": total},
         reason=reason,
-        p=_of_launches(share, split.p_half),
+        p=_withhold_p(share, split.p_half),
     )
 
 
@@ -286,7 +286,7 @@ def _p_of_trend(trend: Trend) -> float | None:
         ways.append(max(trend.p_rise, trend.p_zero))
     if value < FLAT_BELOW and (trend.slope.low is None or trend.slope.low <= 0):
         ways.append(trend.p_flat)
-    return _of_launches(trend.slope, min((p for p in ways if p is not None), default=1.0))
+    return _withhold_p(trend.slope, min((p for p in ways if p is not None), default=1.0))
 
 
 _NO_SLOPE = unknown(f"{MOONCAKE} was not measured at two lengths without saturation")

@@ -59,7 +59,7 @@ def measure_launch_noise(
     """
     speeds = {cell: math.log(work) for cell, work in work_us.items() if work > 0}
     return tuple(
-        _describe_noise(reference, load, metric, fit, sigma_without(fit, measurements.by_launch(load, speeds)))
+        _describe_noise(reference, load, metric, fit, sigma_without(fit, measurements.group_by_launch(load, speeds)))
         for load in measurements.loads
         for reference in list_references(load, rates)
         for metric, series in RATIOS.items()

@@ -131,7 +131,7 @@ class Measurements:
                 why[_why_not(cell, series)] = None
         return Measured(trials, "; ".join(why))
 
-    def by_launch(self, load: Load, values: Mapping[str, float]) -> dict[str, dict[int, float]]:
+    def group_by_launch(self, load: Load, values: Mapping[str, float]) -> dict[str, dict[int, float]]:
         """By config and trial, the value of the cell at this load; `values`: by `CellSummary.cell`."""
         return {
             config: {cell.trial: values[cell.cell] for cell in cells if cell.cell in values}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from results.connector_tax.analyze import Analysis
 from results.connector_tax.attribution import Attribution, Cause
 from results.connector_tax.capacity import list_sustained
-from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT, in_order
+from results.connector_tax.configs import BASELINE, CONFIGS, REPEAT, rank_config
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launches import count_planned, describe_launches, describe_time
 from results.connector_tax.remedies import count_for_named, find_remedy, show_percent
@@ -56,7 +56,7 @@ QUESTION = (
 
 def build_page(analysis: Analysis) -> Page:
     rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
-    configs = sorted({row.config for row in rows}, key=in_order)
+    configs = sorted({row.config for row in rows}, key=rank_config)
     causes = [one for one in analysis.attribution if (one.row.phase, one.row.reference) == ("A", REF_SAFE)]
     judged, questions = _judge_hypotheses(analysis)
     page = Page(
@@ -263,7 +263,7 @@ def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
 
 def _answer_capacity(analysis: Analysis) -> Iterator[PageAnswer]:
     """The rate that each config sustains, and its goodput where the plan has an SLO."""
-    rows = sorted(analysis.capacity, key=lambda row: in_order(row.config))
+    rows = sorted(analysis.capacity, key=lambda row: rank_config(row.config))
     configs = dict[str, list[str]]()
     for row in rows:
         if any(rate is not None for rate in (*row.sustained_per_s, *row.next_per_s)):

@@ -17,7 +17,7 @@ from results.connector_tax.configs import BASELINE
 from results.connector_tax.read import collect_cells
 from results.connector_tax.saturation_criteria import (
     CRITERIA,
-    as_specified,
+    apply_specified_rules,
     judge,
     judge_launches,
     measure_growth_over_launches,
@@ -57,7 +57,7 @@ def reference_rates(
     """
     cells = judge_cells([summary for summary in summaries if summary.phase == "A"], thresholds)
     if specified:
-        cells = tuple(as_specified(cell) for cell in cells)
+        cells = tuple(apply_specified_rules(cell) for cell in cells)
     rates = tuple(sorted({cell.rate_per_s for cell in cells}))
     names = tuple(dict.fromkeys(cell.config for cell in cells))
     scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)

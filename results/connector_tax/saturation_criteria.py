@@ -35,7 +35,7 @@ CRITERIA: Mapping[int, str] = {
 }
 
 
-def as_specified(cell: CellSaturation) -> CellSaturation:
+def apply_specified_rules(cell: CellSaturation) -> CellSaturation:
     """The same cell by the specification's own rules."""
     criteria = tuple(replace(one, fired=one.specified_fired) for one in cell.criteria)
     saturated: bool | None = any(one.fired for one in criteria)

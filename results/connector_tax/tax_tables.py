@@ -170,7 +170,7 @@ DECOMPOSITION_COLUMNS: tuple[Column[Decomposition], ...] = (
     Column("total", lambda row: row.total.percent()),
     Column("framework", lambda row: row.framework.percent()),
     Column("implementation", lambda row: row.implementation.points()),
-    Column("framework / total", lambda row: _with_reason(row.framework_share)),
+    Column("framework / total", lambda row: _show_with_reason(row.framework_share)),
 )
 ADDITIVITY_COLUMNS: tuple[Column[Additivity], ...] = (
     Column("tax of", lambda row: TITLES[row.metric]),
@@ -213,7 +213,7 @@ TREND_COLUMNS: tuple[Column[Trend], ...] = (
 )
 
 
-def _with_reason(estimate: Estimate) -> str:
+def _show_with_reason(estimate: Estimate) -> str:
     """The estimate, or why there is none."""
     without = estimate.low is None or estimate.high is None
     return f"{estimate.percent()} ({estimate.reason})" if without and estimate.reason else estimate.percent()

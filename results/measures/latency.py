@@ -170,12 +170,12 @@ def _read_columns(table: pa.Table) -> tuple[dict[str, Column], npt.NDArray[np.ob
     """
     lacking = Column(np.zeros(len(table), dtype=np.int64), np.zeros(len(table), dtype=np.bool_))
     columns = {
-        name: _to_column(table[name]) if name in table.column_names else lacking
+        name: _make_column(table[name]) if name in table.column_names else lacking
         for metric in METRICS.values()
         for name in metric.reads
     }
     return columns, np.array(table["status"].to_pylist(), dtype=object)
 
 
-def _to_column(column: pa.ChunkedArray) -> Column:
+def _make_column(column: pa.ChunkedArray) -> Column:
     return Column(column.fill_null(0).to_numpy(), np.asarray(column.is_valid().to_numpy(), dtype=np.bool_))

@@ -163,7 +163,7 @@ def _join_one(
         at, matches = _match_steps(engine, worker)
         hit |= matches
         for name, values in slowest.items():
-            measured = _to_microseconds(worker.column(_in_ring(name)))
+            measured = _convert_to_us(worker.column(_name_in_ring(name)))
             values[matches] = np.fmax(values[matches], measured[at[matches]])
     tokens = _zero_missing(engine.column("prefill_tokens")) + _zero_missing(engine.column("decode_tokens"))
     callbacks = bool(hit.any()) or bool((engine.column("build_meta_ns") != MISSING).any())
@@ -190,9 +190,9 @@ def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]
         pa.array(np.full(len(engine.rows), "engine")),
     ]
     for name in STEP_FIELDS_US:
-        values = worker_us[name] if name in worker_us else _to_microseconds(engine.column(_in_ring(name)))
+        values = worker_us[name] if name in worker_us else _convert_to_us(engine.column(_name_in_ring(name)))
         if name in CHILD_FIELDS_US:  # both sides call it: what the engine measured and what the worker did
-            values = values + _to_microseconds(engine.column(_in_ring(name)))
+            values = values + _convert_to_us(engine.column(_name_in_ring(name)))
         columns.append(pa.array(values, from_pandas=True))
     for name in STEP_COUNTS:
         counts = engine.column(name)
@@ -202,7 +202,9 @@ def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]
 
 def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], ratio: float | None) -> dict[str, str]:
     """Every measured column that is empty or not reliable, and why."""
-    reasons = {_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()}
+    reasons = {
+        _name_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()
+    }
     unavailable: dict[str, str] = {}
     children = {name for engine in engines for name in CHILD_FIELDS_US[: len(engine.header.info.get("children") or ())]}
     for name in (*STEP_FIELDS_US, *STEP_COUNTS):
@@ -249,7 +251,7 @@ def _json_lines(table: pa.Table) -> Iterator[bytes]:
         yield characters.slice(0, int(ends[len(lines)])).to_pybytes()
 
 
-def _to_microseconds(ns: Column) -> npt.NDArray[np.float64]:
+def _convert_to_us(ns: Column) -> npt.NDArray[np.float64]:
     return np.where(ns == MISSING, np.nan, ns / 1000)
 
 
@@ -257,9 +259,9 @@ def _zero_missing(values: Column) -> Column:
     return np.where(values == MISSING, 0, values)
 
 
-def _in_ring(name: str) -> str:
+def _name_in_ring(name: str) -> str:
     return f"{name.removesuffix('_us')}_ns" if name.endswith("_us") else name
 
 
-def _in_table(name: str) -> str:
+def _name_in_table(name: str) -> str:
     return f"{name.removesuffix('_ns')}_us" if name.endswith("_ns") and name != "t_ns" else name

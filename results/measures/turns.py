@@ -144,7 +144,7 @@ def session_times(turns: Turns) -> SessionTimes:
     return SessionTimes(tuple(session for _, session, _ in rows), arrivals, begins, busy, stay - busy)
 
 
-def in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples, Samples]:
+def count_in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples, Samples]:
     """How many of the intervals cover each stretch of time: counts, and the stretches' lengths (s)."""
     known = np.isfinite(begin_s) & np.isfinite(end_s) & (end_s > begin_s)
     moments = np.concatenate((begin_s[known], end_s[known]))

@@ -150,10 +150,10 @@ def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
     return correct_together(
         (
             complete,
-            verdicts.over_launches(dominance, launches),
-            verdicts.over_launches(linearity, launches, fitted),
+            verdicts.require_launches(dominance, launches),
+            verdicts.require_launches(linearity, launches, fitted),
             increment,
-            *(verdicts.over_launches(one, launches) for one in overheads),
+            *(verdicts.require_launches(one, launches) for one in overheads),
         )
     )
 

@@ -104,7 +104,7 @@ def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: floa
     launches = transfers.split_launches()
     alone = len(launches) < MIN_PAIRED
     fit = partial(_fit_together, link_gbps=link_gbps, knee_share=knee_share, alone=alone)
-    return fit(transfers) if alone else _over_launches(fit(transfers), [fit(one) for one in launches])
+    return fit(transfers) if alone else _merge_launches(fit(transfers), [fit(one) for one in launches])
 
 
 def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float, alone: bool) -> Costs:
@@ -131,7 +131,7 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
     )
 
 
-def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
+def _merge_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     """The fits of the launches merged; what the fit of all transfers lacks stays unknown."""
     points = tuple(_merge_points(point, each) for point in whole.curve)
     why = explain_no_line(_merge_gamma(whole.with_operations, [one.with_operations for one in each]))

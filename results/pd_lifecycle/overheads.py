@@ -138,7 +138,9 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
     logs = measure_log_ratios(records, *_compare_with(plain=plain))
     trials = tuple(split_launches(records))
     fit = fit_sizes(logs) if len(trials) > 1 else "one launch of each engine"
-    judged = (_over_launches(cell, own, names, logs, fit, trials) for cell, own in zip(cells, sizes, strict=True))
+    judged = (
+        _estimate_over_launches(cell, own, names, logs, fit, trials) for cell, own in zip(cells, sizes, strict=True)
+    )
     return tuple(
         msgspec.structs.replace(
             one, pdsep_ttft_ms=cut_bounds(one.pdsep_ttft_ms), colo_ttft_ms=cut_bounds(one.colo_ttft_ms)
@@ -192,7 +194,7 @@ def _second_order(record: LifecycleRecord) -> bool | None:
     return record.colo.first
 
 
-def _over_launches(
+def _estimate_over_launches(
     cell: OverheadCell,
     own: Sequence[LifecycleRecord],
     names: Sequence[str],

@@ -87,7 +87,7 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
     )
 
 
-def over_launches(within: Judgement, launches: int, known: int | None = None) -> Judgement:
+def require_launches(within: Judgement, launches: int, known: int | None = None) -> Judgement:
     """The criterion; below three launches of each engine it is undecided, and its own reason follows.
 
     known: launches that have its numbers; None = all.

@@ -58,7 +58,7 @@ DECISIONS = (
 )
 
 
-def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
+def _list_in_folders(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(f"{folder}{name}" for folder in folders)
 
 
@@ -70,9 +70,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
     Declared(AcceptedChanges, ("accepted_changes.jsonl",)),
     *(_declare_event(kind) for kind in events.EVENTS),
-    Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
-    Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
-    Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
+    Declared(LaunchConfig, _list_in_folders(ENGINE_FOLDERS, "config.json")),
+    Declared(LaunchRecord, _list_in_folders(ENGINE_FOLDERS, "launches.jsonl")),
+    Declared(CapturedEnvironment, _list_in_folders(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",), by_name=True),
     Declared(ManifestRow, ("MANIFEST.tsv",), experiment="connector-tax"),
     Declared(EngineFault, ("engine_faults.jsonl",)),
@@ -87,9 +87,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
     Declared(CellRecord, (f"{CONFIG}cell_<phase>_<cell>.json",)),
     Declared(ReferenceRates, ("reference_rates.json",)),
-    Declared(TraceRecord, (*_in_each(TRACE_FOLDERS, "trace.json"), "in RoutingConfig")),
-    Declared(TraceHeader, _in_each(TRACE_FOLDERS, "trace.jsonl")),
-    Declared(TraceLine, _in_each(TRACE_FOLDERS, "trace.jsonl")),
+    Declared(TraceRecord, (*_list_in_folders(TRACE_FOLDERS, "trace.json"), "in RoutingConfig")),
+    Declared(TraceHeader, _list_in_folders(TRACE_FOLDERS, "trace.jsonl")),
+    Declared(TraceLine, _list_in_folders(TRACE_FOLDERS, "trace.jsonl")),
     Declared(LoadSpec, (f"{ATTEMPT}requests.spec.json",)),
     Declared(ReplaySpec, (f"{ATTEMPT}metrics.spec.json",)),
     Declared(RouterSpec, (f"{ATTEMPT}router.spec.json", f"{LIFECYCLE}engines/<start>/router.spec.json")),

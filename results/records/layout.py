@@ -261,11 +261,11 @@ class LifecycleLayout:
     """Folder of the run's routers and instances, one folder per start."""
 
     def record(self, config: Labeled, repetition: int, trial: int = 0) -> Path:
-        return self.folder / f"{in_trial(config.label, trial)}_rep{repetition}.json"
+        return self.folder / f"{append_trial(config.label, trial)}_rep{repetition}.json"
 
     def cell(self, config: Labeled, trial: int = 0) -> Path:
         """The commit mark of a configuration's cell in one trial."""
-        return self.folder / "cells" / in_trial(config.label, trial) / "cell.json"
+        return self.folder / "cells" / append_trial(config.label, trial) / "cell.json"
 
     def failed(self, config: Labeled, trial: int = 0) -> Path:
         """Why a cell failed."""
@@ -289,7 +289,7 @@ class LifecycleLayout:
 _NAME = re.compile(r"C(?P<c>\d+)_N(?P<n>\d+)_O(?P<o>\d+)(_t(?P<trial>\d+))?_rep(?P<rep>\d+)\.json")
 
 
-def in_trial(name: str, trial: int) -> str:
+def append_trial(name: str, trial: int) -> str:
     """The name with its trial; the first trial has no number."""
     return f"{name}_t{trial}" if trial else name
 

@@ -268,12 +268,12 @@ def config_facts(layout: ConfigLayout) -> ConfigFacts:
         versions=_versions_in(environment) | _read_strings(_read_object(stated, "versions")),
         vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
         gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
-        launch_command=_with_environment(stated, command) if isinstance(command, list) else (),
+        launch_command=_prepend_environment(stated, command) if isinstance(command, list) else (),
         gaps=tuple(gaps),
     )
 
 
-def _with_environment(stated: Mapping[str, Any], command: Sequence[object]) -> tuple[str, ...]:
+def _prepend_environment(stated: Mapping[str, Any], command: Sequence[object]) -> tuple[str, ...]:
     added = _read_strings(_read_object(stated, "env"))
     variables = ("env", *(f"{name}={value}" for name, value in sorted(added.items()))) if added else ()
     return (*variables, *map(str, command))

@@ -61,13 +61,13 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         write_atomic(path, sink.getvalue())
         return
     if path.suffix == ".tsv":
-        text = frame.map(_to_tsv_cell).to_csv(index=False, sep="\t", lineterminator="\n", quoting=csv.QUOTE_NONE)
+        text = frame.map(_format_tsv_cell).to_csv(index=False, sep="\t", lineterminator="\n", quoting=csv.QUOTE_NONE)
     else:
         text = escape_formulas(frame).to_csv(index=False, lineterminator="\n")
     write_atomic(path, text.encode())
 
 
-def _to_tsv_cell(value: object) -> str:
+def _format_tsv_cell(value: object) -> str:
     """Tabs and newlines inside a value become spaces: no field is quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"

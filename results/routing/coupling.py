@@ -186,7 +186,7 @@ def fit_slope(turns: Turns, group: Ranks, weights: Callable[[], Samples | str]) 
         drawn = weights()
         if isinstance(drawn, str):
             return drawn
-        squares, sums = (_by_group(part, groups, drawn.shape[1]) for part in (products, answers))
+        squares, sums = (_sum_by_group(part, groups, drawn.shape[1]) for part in (products, answers))
         left = np.tensordot(drawn, squares, axes=1)
         right = np.tensordot(drawn, sums, axes=1)
         solved = np.linalg.pinv(left, hermitian=True) @ right[..., None]
@@ -196,7 +196,7 @@ def fit_slope(turns: Turns, group: Ranks, weights: Callable[[], Samples | str]) 
     return Trial(float(solved[1] / scales[0]), n, draws)
 
 
-def _by_group(values: Samples, group: Ranks, groups: int) -> Samples:
+def _sum_by_group(values: Samples, group: Ranks, groups: int) -> Samples:
     sums = np.zeros((groups, *values.shape[1:]))
     np.add.at(sums, group, values)
     return sums

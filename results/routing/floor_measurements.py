@@ -26,11 +26,11 @@ from results.routing.loads import group_labels
 from results.routing.logs import LogFacts
 from results.routing.measurements import (
     Measurements,
+    collect_trials,
     count_interval,
     level_interval,
     mean_interval,
     one_per_trial,
-    over_trials,
     ratio_interval,
 )
 from results.routing.metrics import metric_named
@@ -229,7 +229,7 @@ def _measure_variant(
 
 def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Measured:
     shares = {trial: _placed_share(floor, floor.placed.get(instance, 0)) for trial, floor in floors.items()}
-    return over_trials(shares, NO_LOG)
+    return collect_trials(shares, NO_LOG)
 
 
 def _placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:
@@ -243,17 +243,17 @@ def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> d
     least = {trial: _placed_share(floor, min(floor.placed.values(), default=0)) for trial, floor in floors.items()}
     lost = {trial: _lost_share(log.moved, measurements) for trial, log in logs.items()}
 
-    def of_sessions(top: str, bottom: str) -> Measured:
-        return over_trials(
+    def measure_sessions(top: str, bottom: str) -> Measured:
+        return collect_trials(
             {trial: _ratio_of_sessions(floor, top, bottom, measurements) for trial, floor in floors.items()}, NO_LOG
         )
 
     return {
-        "least_share": over_trials(least, NO_LOG),
-        "direct_rate": of_sessions("direct", "requests"),
-        "overlap_kept": of_sessions("served_tokens", "counted_best_tokens"),
-        "overlap_chosen": of_sessions("chosen_tokens", "best_tokens"),
-        "lost_share": over_trials(lost, NO_TRANSFER if logs else NO_LOG),
+        "least_share": collect_trials(least, NO_LOG),
+        "direct_rate": measure_sessions("direct", "requests"),
+        "overlap_kept": measure_sessions("served_tokens", "counted_best_tokens"),
+        "overlap_chosen": measure_sessions("chosen_tokens", "best_tokens"),
+        "lost_share": collect_trials(lost, NO_TRANSFER if logs else NO_LOG),
     }
 
 

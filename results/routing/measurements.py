@@ -139,8 +139,8 @@ class Measurements:
         def measure(trial: int) -> Trial | str:
             cell = self._cells[label][trial]
             if not metric.series or cell.turns is None:
-                return _of_cell(cell.summary, metric)
-            return self._of_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
+                return _read_summary(cell.summary, metric)
+            return self._measure_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
 
         trials = self._cells.get(label, {})
         measured = _try_trials(trials, self._why.get(label, {}), measure)
@@ -180,7 +180,7 @@ class Measurements:
         def compare(trial: int) -> Trial | str:
             cells = self._cells[first][trial], self._cells[second][trial]
             masks = self._common(*cells, metric)
-            sides = [self._of_turns(cell, metric, mask) for cell, mask in zip(cells, masks, strict=True)]
+            sides = [self._measure_turns(cell, metric, mask) for cell, mask in zip(cells, masks, strict=True)]
             for reason in sides:
                 if isinstance(reason, str):
                     return reason
@@ -188,7 +188,7 @@ class Measurements:
             compared = combine(compute, *measured).trials[trial]
             return compared if math.isfinite(compared.value) else "a time of zero has no ratio"
 
-        return self._by_trial(first, second, compare)
+        return self._measure_by_trial(first, second, compare)
 
     def turn_by_turn(self, first: str, second: str, series: str, statistic: str) -> Measured:
         """Over the turns both completed, each against itself: `median` of first - second, or `faster`, the share of
@@ -210,7 +210,7 @@ class Measurements:
             draws = self._draws(lambda weights: replicate_ratios(faster, np.ones(faster.size), group, weights))
             return Trial(float(faster.mean()), change.size, draws)
 
-        return self._by_trial(first, second, compare)
+        return self._measure_by_trial(first, second, compare)
 
     def common_turns(self, first: str, second: str, series: str) -> tuple[int, int]:
         """Turns that both completed, and turns that only one did, over all trials that have both."""
@@ -282,7 +282,7 @@ class Measurements:
     def _shared(self, first: str, second: str) -> list[int]:
         return sorted(set(self._cells.get(first, {})) & set(self._cells.get(second, {})))
 
-    def _by_trial(self, first: str, second: str, compute: Callable[[int], Trial | str]) -> Measured:
+    def _measure_by_trial(self, first: str, second: str, compute: Callable[[int], Trial | str]) -> Measured:
         shared = self._shared(first, second)
         why = dict.fromkeys(reason for name in (first, second) for reason in self._why.get(name, {}))
         if not shared:
@@ -299,7 +299,7 @@ class Measurements:
         common = np.intersect1d(one.turns.index[mask], other.turns.index[other_mask], assume_unique=True)
         return mask & np.isin(one.turns.index, common), other_mask & np.isin(other.turns.index, common)
 
-    def _of_turns(self, cell: _Cell, metric: Metric, where: Mask) -> Trial | str:
+    def _measure_turns(self, cell: _Cell, metric: Metric, where: Mask) -> Trial | str:
         """The metric over some of a cell's turns."""
         if cell.turns is None:
             return UNREADABLE
@@ -360,7 +360,7 @@ def _try_trials(trials: Iterable[int], why: Mapping[str, None], compute: Callabl
     return Measured(known, "; ".join(reasons))
 
 
-def _of_cell(summary: RoutedSummary, metric: Metric) -> Trial | str:
+def _read_summary(summary: RoutedSummary, metric: Metric) -> Trial | str:
     estimated = summary.estimate(metric.name)
     if estimated.value is None:
         return f"{summary.label}, trial {summary.trial}: {estimated.reason or 'not measured'}"
@@ -372,7 +372,7 @@ def one_per_trial(value: float, n: int = 1) -> Trial:
     return Trial(value, n, lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
 
 
-def over_trials(by_trial: Mapping[int, Trial | None], why: str) -> Measured:
+def collect_trials(by_trial: Mapping[int, Trial | None], why: str) -> Measured:
     """The trials that have the number. `why`: the reason where none has."""
     known = {trial: number for trial, number in by_trial.items() if number is not None}
     return Measured(known) if known else unmeasured(why)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
 from results.records.estimate import Estimate, unknown
-from results.routing.measurements import Measurements, level_interval, mean_interval, over_trials
+from results.routing.measurements import Measurements, collect_trials, level_interval, mean_interval
 from results.statistics.estimates import Samples, cut_bounds, floats_or_nan, mean, proportion
 from results.statistics.trials import Trial
 
@@ -349,7 +349,7 @@ def _measure_rates(label: str, by_trial: Mapping[int, Migrations], measurements:
     why = {name: "no log" if first is None else getattr(first, name).reason or "" for name in POOLED}
     events = [event for cell in by_trial.values() for event in cell.events]
     thrashed = (again for cell in by_trial.values() for again in cell.thrashed.values())
-    triggered = over_trials(
+    triggered = collect_trials(
         {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}, "no requests"
     )
     return {
@@ -374,7 +374,7 @@ def _waited_s(label: str, by_trial: Mapping[int, Migrations], outcome: str, meas
         trial: mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
         for trial, cell in by_trial.items()
     }
-    return mean_interval(measurements.withhold(over_trials(waited, f"no migration was {outcome}"), label))
+    return mean_interval(measurements.withhold(collect_trials(waited, f"no migration was {outcome}"), label))
 
 
 def mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:

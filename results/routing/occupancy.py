@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from results.measures.turns import Turns, in_flight_over_time
+from results.measures.turns import Turns, count_in_flight_over_time
 from results.records.estimate import Estimate, unknown
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples, percentiles
@@ -174,8 +174,8 @@ def _held_tokens(turns: Turns) -> Samples:
 
 def _decodes_at_once(turns: Turns) -> tuple[float, float] | None:
     """Mean and p90 over time of the requests past their first token, while any request was in flight."""
-    counts, lengths_s = in_flight_over_time(turns.first_s, turns.end_s)
-    busy = in_flight_over_time(turns.send_s, turns.end_s)
+    counts, lengths_s = count_in_flight_over_time(turns.first_s, turns.end_s)
+    busy = count_in_flight_over_time(turns.send_s, turns.end_s)
     served_s = float(busy[1][busy[0] > 0].sum())
     if not counts.size or served_s <= 0:
         return None

@@ -15,7 +15,7 @@ import numpy as np
 
 from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
-from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
+from results.routing.measurements import Measurements, collect_trials, level_interval, one_per_trial
 from results.routing.occupancy import WALL
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples
@@ -81,25 +81,25 @@ def _measure_pool(
     }
     counts = {trial: _token_counts(cell, role) for trial, cell in cells.items()}
 
-    def of_samples(samples: Mapping[int, Samples], compute: Callable[[Samples], float]) -> Estimate:
+    def estimate_samples(samples: Mapping[int, Samples], compute: Callable[[Samples], float]) -> Estimate:
         by_trial = {
             trial: one_per_trial(float(compute(own)), int(own.size)) for trial, own in samples.items() if own.size
         }
-        return level_interval(measurements.withhold(over_trials(by_trial, NO_SAMPLE), label), 1.0)
+        return level_interval(measurements.withhold(collect_trials(by_trial, NO_SAMPLE), label), 1.0)
 
-    def of_tokens(compute: Callable[[Mapping[str, float | None]], float | None], most: float) -> Estimate:
+    def estimate_tokens(compute: Callable[[Mapping[str, float | None]], float | None], most: float) -> Estimate:
         values = {trial: compute(own) for trial, own in counts.items()}
         by_trial = {trial: one_per_trial(value) for trial, value in values.items() if value is not None}
-        return level_interval(measurements.withhold(over_trials(by_trial, NO_SOURCE), label), most)
+        return level_interval(measurements.withhold(collect_trials(by_trial, NO_SOURCE), label), most)
 
     values = {
-        "kv_mean": of_samples(used, np.mean),
-        "kv_p90": of_samples(used, lambda own: np.quantile(own, 0.9)),
-        "kv_max": of_samples(used, np.max),
-        "over_wall_share": of_samples(single, np.mean),
-        "prompt_tokens": of_tokens(lambda own: own["prompt_tokens"], math.inf),
-        "external_tokens": of_tokens(lambda own: own["external_kv_transfer"], math.inf),
-        **{share: of_tokens(partial(_share_of_source, source=source), 1.0) for share, source in SOURCES.items()},
+        "kv_mean": estimate_samples(used, np.mean),
+        "kv_p90": estimate_samples(used, lambda own: np.quantile(own, 0.9)),
+        "kv_max": estimate_samples(used, np.max),
+        "over_wall_share": estimate_samples(single, np.mean),
+        "prompt_tokens": estimate_tokens(lambda own: own["prompt_tokens"], math.inf),
+        "external_tokens": estimate_tokens(lambda own: own["external_kv_transfer"], math.inf),
+        **{share: estimate_tokens(partial(_share_of_source, source=source), 1.0) for share, source in SOURCES.items()},
     }
     return InstancePool(label, role, name_deployment(engines), sum(engine.role == role for engine in engines), values)
 

@@ -24,7 +24,7 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.records.turns import RoutingCell
 from results.routing.loads import load_of
-from results.routing.measurements import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
+from results.routing.measurements import Measurements, collect_trials, log_of_ratio, mean_interval, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
 from results.statistics.estimates import Ranks, Samples, floats_or_nan
@@ -183,7 +183,7 @@ def compare_with_arm(
     """`migrations`: by label and trial."""
     moving, recomputing = (
         measurements.withhold(
-            over_trials(
+            collect_trials(
                 {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
                 f"no migrated turn of {name} was served",
             ),
@@ -251,7 +251,7 @@ def compare_with_recomputing(
     why = "; ".join(dict.fromkeys(reason for reason in computed.values() if isinstance(reason, str)))
     why = why or "no migration brought KV whose tokens are counted"
     fitted = {trial: times for trial, times in computed.items() if not isinstance(times, str)}
-    by_name = {name: over_trials({trial: times[name] for trial, times in fitted.items()}, why) for name in NAMES}
+    by_name = {name: collect_trials({trial: times[name] for trial, times in fitted.items()}, why) for name in NAMES}
     values = {name: mean_interval(measurements.withhold(one, label)) for name, one in by_name.items()}
     fits = tuple(describe_fit(*own[trial]) for trial in fitted)
     values["difference_s"] = _widen_by_error(values["difference_s"], fits)

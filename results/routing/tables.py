@@ -162,7 +162,7 @@ def _value_or_reason(estimate: Estimate) -> str:
     return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
 
 
-def _of_the_loop(row: Coupling, estimate: Estimate) -> str:
+def _show_of_loop(row: Coupling, estimate: Estimate) -> str:
     """Why there is no loop is said once, beside its gain."""
     return NOT_MEASURED if row.why_no_loop else _value_or_reason(estimate)
 
@@ -182,9 +182,9 @@ COUPLING: TableKind[Coupling] = TableKind(
         Column("session delay", lambda row: row.session_delay_s, "s", 3),
         ms_column("W'", lambda row: row.slope_s),
         Column("Lambda N W'", lambda row: _value_or_reason(row.loop_gain)),
-        Column("L*", lambda row: _of_the_loop(row, row.equilibrium)),
-        Column("gain", lambda row: _of_the_loop(row, row.gain)),
-        Column("dL", lambda row: _of_the_loop(row, row.sensitivity)),
+        Column("L*", lambda row: _show_of_loop(row, row.equilibrium)),
+        Column("gain", lambda row: _show_of_loop(row, row.gain)),
+        Column("dL", lambda row: _show_of_loop(row, row.sensitivity)),
     ),
     "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
     "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; dL = (L* - Lambda N T) x gain: sessions it "

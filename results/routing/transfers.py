@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
 from results.records.estimate import Estimate, unknown
-from results.routing.measurements import Measurements, level_interval, one_per_trial, over_trials
+from results.routing.measurements import Measurements, collect_trials, level_interval, one_per_trial
 from results.statistics.estimates import Samples, floats_or_nan
 from results.statistics.trials import Trial
 
@@ -35,13 +35,13 @@ class Moved:
     @property
     def prefill_request_s(self) -> float | None:
         """Until the source's answer: what it had to compute, and its queue."""
-        return _between_s(self.transfer.t_source_sent_ns, self.transfer.t_source_done_ns)
+        return _measure_span_s(self.transfer.t_source_sent_ns, self.transfer.t_source_done_ns)
 
     @property
     def decode_request_s(self) -> float | None:
         """From its sending to the KV at the target: the pull, the target's queue, and what it computed meanwhile."""
         done = self.transfer.status == "transferred"
-        return _between_s(self.transfer.t_target_sent_ns, self.transfer.t_done_ns) if done else None
+        return _measure_span_s(self.transfer.t_target_sent_ns, self.transfer.t_done_ns) if done else None
 
     @property
     def wait_s(self) -> float | None:
@@ -56,7 +56,7 @@ class Moved:
         return None if cached is None else max(self.transfer.prefix_tokens - cached, 0)
 
 
-def _between_s(begin_ns: int, end_ns: int) -> float | None:
+def _measure_span_s(begin_ns: int, end_ns: int) -> float | None:
     return (end_ns - begin_ns) / 1e9 if begin_ns and end_ns else None
 
 
@@ -157,7 +157,7 @@ def _summarize_purpose(
     times = [took for one in transferred if (took := one.transfer_s) is not None]
     values = _measure_transfers(label, done, measurements)
     values |= {name: withhold_interval(values[name], counted, len(transferred)) for name in OF_COUNTED}
-    values["external_total_mean"] = level_interval(measurements.withhold(over_trials(per_transfer, NO_TOTAL), label))
+    values["external_total_mean"] = level_interval(measurements.withhold(collect_trials(per_transfer, NO_TOTAL), label))
     values["transfer_max_s"] = Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)
     return PolicyTransfers(
         label=label,
@@ -178,7 +178,7 @@ def _measure_transfers(
     sessions = {trial: [one.session for one in own] for trial, own in done.items()}
 
     def over(compute: Callable[[int], Trial | None], most: float = math.inf) -> Estimate:
-        computed = over_trials({trial: compute(trial) for trial in done}, NONE_MOVED)
+        computed = collect_trials({trial: compute(trial) for trial in done}, NONE_MOVED)
         return level_interval(measurements.withhold(computed, label), most)
 
     def column(trial: int, value: Value) -> Samples:

@@ -83,10 +83,10 @@ def percentiles(values: npt.ArrayLike, points: Sequence[float]) -> tuple[Estimat
     if ordered.size == 0:
         return tuple(unknown("no samples") for _ in points)
     values_at = np.quantile(ordered, points)
-    return tuple(_with_interval(ordered, p, float(value)) for p, value in zip(points, values_at, strict=True))
+    return tuple(_bracket_percentile(ordered, p, float(value)) for p, value in zip(points, values_at, strict=True))
 
 
-def _with_interval(ordered: Samples, p: float, value: float) -> Estimate:
+def _bracket_percentile(ordered: Samples, p: float, value: float) -> Estimate:
     n = int(ordered.size)
     low_rank, high_rank = order_statistic_ranks(n, p)
     return Estimate(  # interpolation may put the value of a handful of samples just outside its bounds: widen them
@@ -232,8 +232,8 @@ def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples
     cumulative[empty] += 1.0  # any rank will do: the value read there is replaced by NaN
     position = p * (cumulative[:, -1] - 1)
     ordered = np.sort(values)
-    below = _at_rank(ordered, edges, cumulative, np.floor(position))
-    above = _at_rank(ordered, edges, cumulative, np.ceil(position))
+    below = _pick_at_rank(ordered, edges, cumulative, np.floor(position))
+    above = _pick_at_rank(ordered, edges, cumulative, np.ceil(position))
     quantiles = below + (above - below) * (position - np.floor(position))
     return np.asarray(np.where(empty, np.nan, quantiles), dtype=np.float64)
 
@@ -247,7 +247,7 @@ def _group_counts(values: Samples, p: float, group: Ranks, groups: int) -> tuple
     return edges, flat.reshape(groups, bins).astype(np.float64)
 
 
-def _at_rank(ordered: Samples, edges: Ranks, cumulative: Samples, rank: Samples) -> Samples:
+def _pick_at_rank(ordered: Samples, edges: Ranks, cumulative: Samples, rank: Samples) -> Samples:
     """The value at each replicate's (0-based) rank; inside a bin of several values, in proportion."""
     bins = (cumulative > rank[:, None]).argmax(axis=1)
     rows = np.arange(bins.size)

@@ -39,7 +39,7 @@ _GROWTH = 1.4
 
 def prefix_keys(hashes: Sequence[int]) -> Keys:
     """One key per hash, in order, never 0. Hashes count modulo 2^64."""
-    keys = _as_words(hashes)
+    keys = _convert_to_words(hashes)
     keys += _position_words(keys.size)
     mix_bits(keys)
     np.cumsum(keys, out=keys)  # sums of well mixed words are as well mixed
@@ -54,7 +54,7 @@ def prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
     """
     sizes = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
     begins = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of its prompt, for each hash
-    keys = _as_words(list(chain.from_iterable(prompts)))
+    keys = _convert_to_words(list(chain.from_iterable(prompts)))
     keys += _position_words(int(sizes.max(initial=0)))[np.arange(keys.size) - begins]
     mix_bits(keys)
     sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(keys)))
@@ -91,7 +91,7 @@ class Sample:
         return matches
 
 
-def _as_words(hashes: Sequence[int]) -> Keys:
+def _convert_to_words(hashes: Sequence[int]) -> Keys:
     try:
         return np.fromiter(hashes, dtype=np.int64, count=len(hashes)).view(np.uint64)
     except OverflowError:  # unsigned values above 2^63

@@ -46,11 +46,11 @@ def bound_reuse(counted: TokenCounts, shared_from: int) -> Bounds:
         unknown = ("apc_bound_any", "apc_bound_intra", "reuse.reused_tokens", "reuse.distinct_blocks", *_OF_SPLIT)
         return Bounds(None, None, Reuse(shared_from=shared_from), dict.fromkeys(unknown, NO_HASHES))
     if counted.across is None:
-        return _within_sessions(counted, shared_from)
-    return _over_all(counted, counted.across, shared_from)
+        return _bound_within_sessions(counted, shared_from)
+    return _bound_over_all(counted, counted.across, shared_from)
 
 
-def _within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
+def _bound_within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
     bound = counted.intra_tokens / counted.input_tokens
     reuse = Reuse(
         reused_tokens=float(counted.intra_tokens),
@@ -62,7 +62,7 @@ def _within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
     return Bounds(bound, bound, reuse, reasons)
 
 
-def _over_all(counted: TokenCounts, across: CrossReuse, shared_from: int) -> Bounds:
+def _bound_over_all(counted: TokenCounts, across: CrossReuse, shared_from: int) -> Bounds:
     reused = counted.intra_tokens + across.first.tokens
     parts = {  # a session's reuse within itself includes blocks that another session used first
         "intra_session_share": reused - across.cross.tokens - across.shared.tokens,

@@ -76,7 +76,7 @@ def diff_inputs(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             yield from diff_inputs(before, after, f"{name}.")
         elif _is_table(before) and _is_table(after) and len(before) == len(after):
             yield from diff_inputs(dict(_number_rows(before)), dict(_number_rows(after)), f"{name}.")
-        elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
+        elif _convert_to_json(before) != _convert_to_json(after):  # a stored plan has lists where a new one has tuples
             yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
 
 
@@ -120,7 +120,7 @@ def _drop_estimates(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inputs, "profile": {**profile, "launch": launch}}
 
 
-def _as_json(value: object) -> object:
+def _convert_to_json(value: object) -> object:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 

@@ -63,7 +63,8 @@ def export(
         names = [str(path.relative_to(folder.resolve())) for path in files]
         terminal.print_json({"folder": str(folder), "files": names})
         return
-    line = f"{format_count(len(files), 'file', 'files')} in {folder}. To compare a run with them: tracon compare RUN {folder}"
+    count = format_count(len(files), "file", "files")
+    line = f"{count} in {folder}. To compare a run with them: tracon compare RUN {folder}"
     terminal.out().print(line, markup=False, soft_wrap=True)
 
 

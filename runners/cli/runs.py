@@ -53,7 +53,7 @@ def plan(
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    print_plan(from_root(RunOptions(experiment, **chosen(context, RUN))), workspace, json)
+    print_plan(resolve_paths(RunOptions(experiment, **chosen(context, RUN))), workspace, json)
 
 
 def run(
@@ -84,7 +84,7 @@ def run(
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
-    options = from_root(RunOptions(experiment, **chosen(context, RUN)))
+    options = resolve_paths(RunOptions(experiment, **chosen(context, RUN)))
     if dry_run:
         print_plan(options, workspace, json)
         return
@@ -114,8 +114,8 @@ def start_run(
 ) -> NoReturn:
     """Start a run and follow it to its end; exits with the run's exit code.
 
-    `options`: those of `from_root`. `prints_results`: with `json` print the numbers of a finished run instead of its
-    status. Raises RunnerError or LaunchError for what keeps the run from starting.
+    `options`: those of `resolve_paths`. `prints_results`: with `json` print the numbers of a finished run instead of
+    its status. Raises RunnerError or LaunchError for what keeps the run from starting.
     """
     from launch.gpu_checks import explain_small_gpus
     from results.records.layout import RunLayout
@@ -220,7 +220,7 @@ def print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
         terminal.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
 
 
-def from_root(options: RunOptions) -> RunOptions:
+def resolve_paths(options: RunOptions) -> RunOptions:
     """The options with absolute paths: the run process may be started again from another folder."""
     return replace(
         options,

@@ -149,13 +149,13 @@ def policies(
     `tracon simulate --preset fleet-loads --on ray`
     """
     from runners.campaign.experiment import RunOptions
-    from runners.cli.runs import from_root, print_plan, start_run
+    from runners.cli.runs import print_plan, resolve_paths, start_run
     from runners.experiments.routing.plan import replay_as_recorded
 
     asked: dict[str, Any] = {**FLEET, **chosen(context, REPLAYING)}
     if "trace" in asked:
         asked["settings"] = replay_as_recorded(asked.get("settings", ()))
-    options = from_root(RunOptions("routing", **asked, simulated=True))
+    options = resolve_paths(RunOptions("routing", **asked, simulated=True))
     if dry_run:
         print_plan(options, workspace, json)
         return
@@ -187,13 +187,13 @@ def capacity(
     Example: `tracon simulate capacity --slo ttft_p90=2s,tpot_p90=50ms --trace sessions.jsonl --policy unified`
     """
     from runners.campaign.experiment import RunOptions
-    from runners.cli.runs import from_root, print_plan, start_run
+    from runners.cli.runs import print_plan, resolve_paths, start_run
 
     search = [f"search.slo={slo}"]
     search += [] if max_instances is None else [f"search.max_instances={max_instances}"]
     asked: dict[str, Any] = {**SIZED, **chosen(context, SIZING)}
     asked["settings"] = (*search, *asked.get("settings", ()))
-    options = from_root(RunOptions("capacity", **asked))
+    options = resolve_paths(RunOptions("capacity", **asked))
     if dry_run:
         print_plan(options, workspace, json)
         return

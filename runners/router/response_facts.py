@@ -175,26 +175,26 @@ def count_usage(usage: object) -> Usage:
         return Usage()
     if "prompt_tokens" in usage:
         cached = _read_cached(usage.get("prompt_tokens_details"))
-        return Usage(_as_count(usage["prompt_tokens"]), cached, _as_count(usage.get("completion_tokens")))
+        return Usage(_read_count(usage["prompt_tokens"]), cached, _read_count(usage.get("completion_tokens")))
     if "input_tokens_details" in usage:
         cached = _read_cached(usage["input_tokens_details"])
-        return Usage(_as_count(usage.get("input_tokens")), cached, _as_count(usage.get("output_tokens")))
+        return Usage(_read_count(usage.get("input_tokens")), cached, _read_count(usage.get("output_tokens")))
     return _read_message_usage(usage)
 
 
 def _read_message_usage(usage: dict[str, Any]) -> Usage:
     """The counts of `/v1/messages`, whose `input_tokens` excludes tokens read from the cache or written to it."""
-    cached = _as_count(usage.get("cache_read_input_tokens"))
-    fresh = _as_count(usage.get("input_tokens"))
-    written = _as_count(usage.get("cache_creation_input_tokens"))
+    cached = _read_count(usage.get("cache_read_input_tokens"))
+    fresh = _read_count(usage.get("input_tokens"))
+    written = _read_count(usage.get("cache_creation_input_tokens"))
     prompt = None if fresh is None else fresh + (cached or 0) + (written or 0)
-    return Usage(prompt, cached, _as_count(usage.get("output_tokens")))
+    return Usage(prompt, cached, _read_count(usage.get("output_tokens")))
 
 
 def _read_cached(details: object) -> int | None:
-    return _as_count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    return _read_count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
-def _as_count(value: object) -> int | None:
+def _read_count(value: object) -> int | None:
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < COUNT_LIMIT
     return value if is_count else None  # type: ignore[return-value]

@@ -105,7 +105,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     served: dict[str, str] = {}
     ahead = unowned = migrations = instead = 0
     for record in records:
-        request = _with_owner(record, served, owners)
+        request = _set_owner(record, served, owners)
         unowned += request.turn > 0 and request.session != "" and not request.owner
         decision = _decide_again(policy, request, record, ahead)
         recorded = record.decision
@@ -138,7 +138,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     )
 
 
-def _with_owner(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
+def _set_owner(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
     if owners == "recorded" or not record.request.session:
         return record.request
     return msgspec.structs.replace(record.request, owner=served.get(record.request.session, ""))

@@ -147,7 +147,7 @@ def _average(loads: Sequence[Sequence[_LaunchValue]]) -> Estimate:
     adds the two as independent, each by Student's t, and counts the noise of a cell in both.
     """
     means = [statistics.fmean(value for _, value in own) for own in loads]
-    over_loads = estimate(_as_measured(dict(enumerate(means))))
+    over_loads = estimate(_make_measured(dict(enumerate(means))))
     launches = len({launch for own in loads for launch, _ in own})
     shared, half = _spread_of_launches(loads, means)
     over = f"over {format_count(len(loads), 'load', 'loads')} and {format_count(launches, 'launch', 'launches')}"
@@ -212,7 +212,7 @@ def _describe_apart(loads: Sequence[LoadErrors]) -> str:
     )
 
 
-def _as_measured(values: Mapping[int, float]) -> Measured:
+def _make_measured(values: Mapping[int, float]) -> Measured:
     """Numbers whose spread alone gives an interval: nothing is drawn within one of them."""
     return Measured({number: Trial(value, 1, _no_draws) for number, value in values.items()})
 

@@ -236,7 +236,7 @@ _Loads = defaultdict[str, _Policies]
 """Values of one metric by load, policy and trial."""
 
 
-def _by_policy() -> _Policies:
+def _make_policies() -> _Policies:
     return defaultdict(dict)
 
 
@@ -245,8 +245,8 @@ def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[
 
     Trials of several runs are trials one after another.
     """
-    measured: dict[str, _Loads] = {name: defaultdict(_by_policy) for name in metrics}
-    simulated: dict[str, _Loads] = {name: defaultdict(_by_policy) for name in metrics}
+    measured: dict[str, _Loads] = {name: defaultdict(_make_policies) for name in metrics}
+    simulated: dict[str, _Loads] = {name: defaultdict(_make_policies) for name in metrics}
     first = 0
     for run in runs:
         cells, inputs = [cell for cell in load_cells(run)[0] if not cell.degraded], _read_inputs(run)

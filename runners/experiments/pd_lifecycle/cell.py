@@ -15,7 +15,7 @@ from typing import Any
 from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.events import CellProgressed, LifecycleMeasured
-from results.records.layout import AttemptLayout, append_rows, in_trial
+from results.records.layout import AttemptLayout, append_rows, append_trial
 from results.records.lifecycle import NO_PLAIN, Colo, EngineLoad, LifecycleRecord, LoadSpan, RequestConfig
 from results.records.lifecycle_cells import LifecycleRequest, Seeding
 from results.records.plan import CellPlan
@@ -168,7 +168,7 @@ class LifecycleCell:
         purposes = self._grid.order_requests(
             self.shape, repetition, self._cell.trial, plain=self._bench.plain is not None
         )
-        rest = f"{in_trial(self.shape.label, self._cell.trial)}-a{self._attempt}-r{repetition}-{self._sent}"
+        rest = f"{append_trial(self.shape.label, self._cell.trial)}-a{self._attempt}-r{repetition}-{self._sent}"
         names = {purpose: BEGINS[purpose] + rest for purpose in purposes}
         sent = {}
         for index, purpose in enumerate(purposes):

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from results.pd_lifecycle.analysis_settings import Settings
-from results.records.layout import in_trial
+from results.records.layout import append_trial
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan
 from runners.experiments.engine_choice import EngineChoice
@@ -120,7 +120,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
         In rising order, the effects of C, N and O could not be separated from the time since the engines started.
         """
-        drawn = in_trial(str(seed), trial)
+        drawn = append_trial(str(seed), trial)
 
         def rank_of(shape: RequestConfig) -> tuple[bytes, bytes]:
             return _draw_rank(drawn, f"C{shape.prior_context}"), _draw_rank(drawn, shape.label)

@@ -296,10 +296,10 @@ def read_grid(
         set_key(raw, key, value)
     grid = convert_grid(_complete_traces(raw), Grid, where, REMEDY)
     chosen = _choose_policies(grid, policies)
-    grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, policy) for policy in chosen))
+    grid = msgspec.structs.replace(grid, policies=tuple(_set_pools(grid, policy) for policy in chosen))
     for key, value in parsed:
         if (key, value) not in of_grid:
-            grid = _with_parameter(grid, key, value)
+            grid = _set_parameter(grid, key, value)
     _check_grid(grid, where)
     return grid
 
@@ -352,14 +352,14 @@ def _choose_policies(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, .
     return tuple(chosen)
 
 
-def _with_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
+def _set_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
     """A policy that needs pools and has no sizes for them gets two of one size."""
     if policy.name != POOLED or policy.prefill_instances or "prefill_count" in policy.parameters:
         return policy
     return msgspec.structs.replace(policy, prefill_instances=grid.instances // 2)
 
 
-def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
+def _set_parameter(grid: Grid, key: str, value: object) -> Grid:
     """The grid with one parameter of one policy changed; a key without a policy's name is for the only policy."""
     name, dot, parameter = key.rpartition(".")
     is_rule = name.endswith(OWN_RULE)

@@ -369,7 +369,7 @@ def whole_chunks(data: bytes) -> int:
         position = end
 
 
-def without_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def drop_named_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers without those that a `connection` header names, which apply to this hop only."""
     options = [value for name, value in headers if name == b"connection"]
     named = {option.strip().lower() for value in options for option in value.split(b",")} - _FRAMING
@@ -380,7 +380,7 @@ def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
     named = dict(headers)
     if not HOP_BY_HOP.isdisjoint(named):
         if any(value.lower() not in CONNECTION_ALONE for name, value in headers if name == b"connection"):
-            headers = without_named(headers)
+            headers = drop_named_headers(headers)
         headers = [header for header in headers if header[0] not in HOP_BY_HOP]
         named = dict(headers)
     coding = named.get(b"transfer-encoding", b"").lower().rpartition(b",")[2]

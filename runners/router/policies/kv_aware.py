@@ -17,11 +17,11 @@ from runners.router.policies.policy import (
     Weighing,
     WholePolicy,
     by_name,
-    by_prefill_work,
     cached_share,
     draft_for,
     find_pickable,
     owner_is_paused,
+    weigh_prefill_work,
 )
 
 REASONS: Mapping[str, str] = {
@@ -122,7 +122,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
 
     def _choose_instance(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The lexicographic maximum; scores are negatives, because the lowest score wins."""
-        roomy = self._with_room(may)
+        roomy = self._rule_out_full(may)
         left = self._drop_refusing(request, roomy)
         weighing = self._weigh_instances(request, left.loads, cluster)
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
@@ -139,9 +139,9 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             advances=True,
         )
         pooled = any(load.role == "prefill" for load in cluster.instances)
-        return Draft(self._with_prefill(draft.complete(), request, cluster)) if pooled else draft
+        return Draft(self._add_prefill(draft.complete(), request, cluster)) if pooled else draft
 
-    def _with_prefill(self, decision: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _add_prefill(self, decision: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """The decision with a prefill instance, or unchanged if the request goes straight to the decode instance."""
         if decision.instance == request.owner:
             share = cached_share(request, decision.instance)
@@ -162,7 +162,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             decision, gates=(*decision.gates, direct, Gate("prefill", len(able), 1, bool(able), text))
         )
         weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
-        works = by_prefill_work(request, able, cluster.fallbacks)
+        works = weigh_prefill_work(request, able, cluster.fallbacks)
         weighed |= {
             prefill.instance: Candidate(
                 prefill.instance,
@@ -177,7 +177,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             decision, prefill=works.find_lowest().instance if works.loads else "", candidates=candidates
         )
 
-    def _with_room(self, may: Pickable) -> Pickable:
+    def _rule_out_full(self, may: Pickable) -> Pickable:
         """Q1.E: rule out instances whose KV pool is too full, unless all are."""
         if self.backpressure_above is None:
             return may

@@ -189,7 +189,7 @@ def weigh_instances(
     return Weighing(loads, make_scores, list_terms)
 
 
-def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
+def weigh_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> Weighing:
     """Weigh prefill instances by pending plus new prompt tokens, then requests, then turn."""
     return weigh_instances(
         request,

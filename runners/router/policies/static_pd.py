@@ -17,11 +17,11 @@ from runners.router.policies.policy import (
     Pickable,
     Weighing,
     by_name,
-    by_prefill_work,
     decide_nowhere,
     find_pickable,
     tie_break,
     weigh_instances,
+    weigh_prefill_work,
 )
 
 REASONS: Mapping[str, str] = {
@@ -87,7 +87,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if not prefill_gate.passed:
                 return decide_nowhere(self.name, may, f"{self.on_full}_prefill_kv", tuple(gates))
         left = set(may.loads)
-        prefills = by_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
+        prefills = weigh_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
         decodes = _weigh_by_room(request, [load for load in second if load in left], cluster.fallbacks)
         prefill = prefills.find_lowest().instance if prefills.loads else ""
         decode = decodes.find_lowest().instance

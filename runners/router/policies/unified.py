@@ -103,7 +103,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
         if owner is not None and all(gate.passed for gate in gates):
             weighing = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
             return draft_for(self.name, may, weighing, KEYS, "affinity", winner=owner, gates=gates, binds=True)
-        left = self._without_refused(may, owner, gates)
+        left = self._rule_out_refused(may, owner, gates)
         return draft_for(
             self.name,
             left,
@@ -146,7 +146,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             gates.append(Gate("ceiling", busy, self.hard_ceiling, busy < self.hard_ceiling, text))
         return tuple(gates)
 
-    def _without_refused(self, may: Pickable, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> Pickable:
+    def _rule_out_refused(self, may: Pickable, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> Pickable:
         """Rule out the owner if a setting forbids the fallback to pick it, unless it is the only instance."""
         if owner is None or len(may.loads) < 2:
             return may

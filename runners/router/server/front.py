@@ -18,7 +18,7 @@ import httptools
 import msgspec
 
 from results.records.visible import visible
-from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, without_named
+from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, drop_named_headers
 from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, LARGE_HEAD_BYTES, HeldBytes, HeldTotal, measure_head
 from runners.router.server.http_message import HttpRequest, status_line
 
@@ -234,7 +234,7 @@ class ClientConnection(asyncio.Protocol):
         self._named = headers
         is_plain = b"connection" not in headers or headers[b"connection"].lower() in CONNECTION_ALONE
         if not is_plain or len(headers) < len(self._headers):  # `headers` has only one of two with the same name
-            self._headers = without_named(self._headers)
+            self._headers = drop_named_headers(self._headers)
             self._named = dict(self._headers)
         if body_bytes > self._service.body_limit_bytes:
             self._reject_body()

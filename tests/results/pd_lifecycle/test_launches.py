@@ -102,7 +102,7 @@ def test_the_overheads_over_both_engines_are_named_and_differ_by_the_connector()
 def test_one_launch_gives_no_verdict_and_says_what_would() -> None:
     records = tuple(_launched(np.random.default_rng(1), launches=1, overhead=0.5))
     cells = measure_overheads(records)
-    criterion = verdicts.over_launches(verdicts.judge_overhead(cells, find_break_evens(cells)), 1)
+    criterion = verdicts.require_launches(verdicts.judge_overhead(cells, find_break_evens(cells)), 1)
     assert criterion.outcome is Outcome.UNDECIDED
     assert "`--trials 3` gives a verdict" in criterion.reason
     assert all(cell.change.low is None and cell.change.reason for cell in cells)
@@ -392,7 +392,7 @@ def test_the_p_of_criterion_5_is_that_of_its_whole_rule() -> None:
     turned = verdicts.judge_overhead(cells := _with_p((0.5, 0.001), (-0.3, 0.01)), find_break_evens(cells))
     assert turned.outcome is Outcome.HOLDS
     assert turned.p == pytest.approx(0.01)
-    assert verdicts.over_launches(turned, 1).p is None
+    assert verdicts.require_launches(turned, 1).p is None
     tangled = verdicts.judge_overhead(cells := _with_p((0.5, 1e-4), (-0.3, 1e-4), (0.5, 0.04)), find_break_evens(cells))
     assert tangled.outcome is Outcome.FAILS
     assert tangled.p == pytest.approx(0.04), "both signs are certain, that they change twice is not"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.measures.turns import in_flight_over_time, session_times
+from results.measures.turns import count_in_flight_over_time, session_times
 from results.records.routing_cells import InstanceNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
@@ -166,6 +166,6 @@ def test_turns_that_overlap_count_once(found: list[tuple[float, float]]) -> None
     ]  # fmt: skip
     columns = turns_from(turns)
     times = session_times(columns)
-    counts, lengths = in_flight_over_time(columns.send_s, columns.end_s)
+    counts, lengths = count_in_flight_over_time(columns.send_s, columns.end_s)
     assert times.busy_s[0] == pytest.approx(float(lengths[counts > 0].sum()), abs=1e-6)
     assert times.residence_s[0] == pytest.approx(float(columns.end_s.max() - columns.send_s.min()), abs=1e-6)

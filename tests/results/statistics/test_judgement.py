@@ -90,7 +90,7 @@ def test_a_run_that_plans_three_launches_is_told_to_measure_those_it_lost() -> N
 @pytest.mark.parametrize(("count", "text"), [(1, "one launch per engine"), (2, "2 launches per engine"), (3, "")])
 def test_a_lifecycle_criterion_that_compares_times_stays_undecided_below_three_launches(count: int, text: str) -> None:
     within = Judgement("3", "", "", Outcome.HOLDS, "R^2 0.99 lies above 0.95", Estimate(0.99, 0.98, 1.0))
-    found = lifecycle.over_launches(within, count)
+    found = lifecycle.require_launches(within, count)
     assert found.outcome == (Outcome.UNDECIDED if text else Outcome.HOLDS)
     assert found.reason.startswith(text)
     assert "R^2 0.99 lies above 0.95" in found.reason

@@ -21,7 +21,7 @@ from tests.results.statistics.in_memory import RATES, SIMULATIONS, Truth, as_pro
 finite = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
 
 
-def over_trials(values: Sequence[float], spread: float = 0.0, reason: str = "") -> Measured:
+def collect_trials(values: Sequence[float], spread: float = 0.0, reason: str = "") -> Measured:
     """A number per trial whose draws lie evenly within `spread` of it."""
 
     def trial(value: float) -> Trial:
@@ -65,7 +65,7 @@ def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
 
 @given(st.lists(finite, min_size=3, max_size=6))
 def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: list[float]) -> None:
-    found, p = estimate(over_trials(values)), p_value(over_trials(values))
+    found, p = estimate(collect_trials(values)), p_value(collect_trials(values))
     if np.ptp(values) == 0 and values[0]:
         assert p == 2.0 ** (1 - len(values)), "equal trials: only their signs tell"
         assert (found.low, found.high) == (None, None)
@@ -77,26 +77,26 @@ def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: l
 
 
 def test_a_p_value_within_a_launch_comes_from_the_draws() -> None:
-    assert p_value(over_trials([1.0], spread=0.5)) == pytest.approx(2 / 202)  # no draw reaches zero
-    assert p_value(over_trials([0.0], spread=1.0)) == pytest.approx(1.0, abs=0.02)
+    assert p_value(collect_trials([1.0], spread=0.5)) == pytest.approx(2 / 202)  # no draw reaches zero
+    assert p_value(collect_trials([0.0], spread=1.0)) == pytest.approx(1.0, abs=0.02)
     assert p_value(unmeasured("nothing")) is None
 
 
 def test_equal_trials_are_no_proof() -> None:
-    assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.25
-    assert p_value(over_trials([0.0, 0.0, 0.0])) == 1.0
-    assert p_value(over_trials([0.3, 0.1 + 0.2, 0.3])) == 0.25, "nor are trials that rounding alone tells apart"
-    found = estimate(over_trials([0.3, 0.1 + 0.2, 0.3]))
+    assert p_value(collect_trials([2.0, 2.0, 2.0])) == 0.25
+    assert p_value(collect_trials([0.0, 0.0, 0.0])) == 1.0
+    assert p_value(collect_trials([0.3, 0.1 + 0.2, 0.3])) == 0.25, "nor are trials that rounding alone tells apart"
+    found = estimate(collect_trials([0.3, 0.1 + 0.2, 0.3]))
     assert found.value == pytest.approx(0.3)
     assert (found.low, found.high) == (None, None)
     assert judged(found) is None
     assert withheld(found) == "all repeats agree to the last digit: nothing tells by how much two of them differ"
-    assert judged(estimate(over_trials([0.0, 0.0, 0.0]))) == Verdict.NOT_DISTINGUISHABLE
+    assert judged(estimate(collect_trials([0.0, 0.0, 0.0]))) == Verdict.NOT_DISTINGUISHABLE
 
 
 @given(st.lists(finite, min_size=3, max_size=8))
 def test_from_three_trials_on_it_is_students_t(values: list[float]) -> None:
-    found, expected = estimate(over_trials(values, spread=99.0)), mean(values)
+    found, expected = estimate(collect_trials(values, spread=99.0)), mean(values)
     if len(set(values)) == 1 and values[0]:
         assert found.low is None
         return
@@ -106,32 +106,32 @@ def test_from_three_trials_on_it_is_students_t(values: list[float]) -> None:
 @given(st.lists(st.tuples(finite, finite), min_size=1, max_size=6))
 def test_what_all_configs_share_in_a_trial_cancels(pairs: list[tuple[float, float]]) -> None:
     ours, block = ([pair[place] for pair in pairs] for place in (0, 1))
-    shifted = combine(np.subtract, over_trials([a + b for a, b in pairs]), over_trials(block))
+    shifted = combine(np.subtract, collect_trials([a + b for a, b in pairs]), collect_trials(block))
     assert [trial.value for trial in shifted.trials.values()] == pytest.approx(ours)
-    plain = combine(np.subtract, over_trials(ours), over_trials([0.0] * len(pairs)))
+    plain = combine(np.subtract, collect_trials(ours), collect_trials([0.0] * len(pairs)))
     assert estimate(shifted).low == pytest.approx(estimate(plain).low, abs=1e-6)
 
 
 def test_only_trials_that_have_every_side_count() -> None:
     plain = Measured(
-        {0: over_trials([1.0]).trials[0], 2: over_trials([3.0]).trials[0]}, "plain is degraded: slow client"
+        {0: collect_trials([1.0]).trials[0], 2: collect_trials([3.0]).trials[0]}, "plain is degraded: slow client"
     )
-    found = estimate(combine(np.subtract, over_trials([5.0, 50.0, 9.0], spread=0.1), plain))
+    found = estimate(combine(np.subtract, collect_trials([5.0, 50.0, 9.0], spread=0.1), plain))
     assert found.value == pytest.approx(((5 - 1) + (9 - 3)) / 2)
     assert found.basis == "spread within 2 launches"
     assert found.reason == "plain is degraded: slow client"
 
 
 def test_no_common_trial_and_no_trial_at_all_are_unknown_with_a_reason() -> None:
-    late = Measured({1: over_trials([1.0]).trials[0]})
-    assert estimate(combine(np.subtract, over_trials([1.0]), late)).reason == "no trial has every cell it needs"
-    found = estimate(combine(np.subtract, over_trials([1.0]), unmeasured("plain was not measured at this load")))
+    late = Measured({1: collect_trials([1.0]).trials[0]})
+    assert estimate(combine(np.subtract, collect_trials([1.0]), late)).reason == "no trial has every cell it needs"
+    found = estimate(combine(np.subtract, collect_trials([1.0]), unmeasured("plain was not measured at this load")))
     assert (found.value, found.low, found.reason) == (None, None, "plain was not measured at this load")
 
 
 def test_too_few_samples_have_a_value_and_no_interval() -> None:
     few = Measured({0: Trial(1.0, 9, lambda: "9 samples are too few")})
-    found = estimate(combine(np.subtract, few, over_trials([0.5])))
+    found = estimate(combine(np.subtract, few, collect_trials([0.5])))
     assert (found.value, found.low, found.reason) == (0.5, None, "9 samples are too few")
 
 
@@ -143,7 +143,7 @@ def test_the_interval_of_a_share_agrees_with_the_test_of_the_difference(
     pairs: list[tuple[float, float]], fraction: float
 ) -> None:
     """A share's interval lies below f just where part - f whole is distinguishably below zero."""
-    part, whole = (over_trials([pair[place] for pair in pairs]) for place in (0, 1))
+    part, whole = (collect_trials([pair[place] for pair in pairs]) for place in (0, 1))
     found = share(part, whole, "the whole")
     difference = estimate(combine(lambda a, b: a - fraction * b, part, whole))
     if difference.low is None or difference.high is None:
@@ -155,10 +155,10 @@ def test_the_interval_of_a_share_agrees_with_the_test_of_the_difference(
 
 
 def test_a_share_of_nothing_is_not_told() -> None:
-    noisy = share(over_trials([0.1], 0.01), over_trials([0.2], 0.5), "the tax of X")
+    noisy = share(collect_trials([0.1], 0.01), collect_trials([0.2], 0.5), "the tax of X")
     assert (noisy.value, noisy.low) == (0.5, None)
     assert noisy.reason == "the tax of X may be zero by its spread: a share of it says nothing"
-    below = share(over_trials([0.1], 0.01), over_trials([-0.2], 0.01), "the tax of X")
+    below = share(collect_trials([0.1], 0.01), collect_trials([-0.2], 0.01), "the tax of X")
     assert below.value is None
     assert below.reason == "the tax of X is not above zero: a share of it says nothing"
 

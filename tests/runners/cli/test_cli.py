@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from launch.gpu_devices import DRIVER
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
-from runners.cli.runs import from_root
+from runners.cli.runs import resolve_paths
 from runners.errors import RunnerError
 from tests.e2e.cli import tracon
 
@@ -266,7 +266,7 @@ def test_paths_of_a_run_do_not_depend_on_the_folder_it_was_started_in(
         policies=("lmetric", "own.py", "own.py:Mine"),
         trace="trace.jsonl",
     )
-    rooted = from_root(options)
+    rooted = resolve_paths(options)
     assert rooted.profile == f"{tmp_path}/mine.toml"
     assert rooted.configs == ("plain", f"{tmp_path}/configs/own.toml")
     assert rooted.policies == ("lmetric", f"{tmp_path}/own.py", f"{tmp_path}/own.py:Mine")

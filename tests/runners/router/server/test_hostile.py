@@ -16,7 +16,7 @@ from results.records.router_spec import InstanceSpec, KvEndpoint, Limits, Router
 from runners.router import facts
 from runners.router.facts import HASHED_TOKENS, LONG_BYTES, PROMPTS_LIMIT, Facts, read_facts
 from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS, Fleet
-from runners.router.instances.upstream import without_named
+from runners.router.instances.upstream import drop_named_headers
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex
 from runners.router.server import proxy
@@ -471,7 +471,7 @@ async def test_headers_that_connection_names_go_no_further() -> None:
         a.answer_headers = {"connection": "x-inner", "x-inner": "3"}
         assert "x-inner" not in (await routed.post(stream=False)).headers
     framed = [(b"connection", b"content-length, x"), (b"content-length", b"3"), (b"x", b"1")]
-    assert without_named(framed) == framed[:2]
+    assert drop_named_headers(framed) == framed[:2]
 
 
 @pytest.mark.parametrize("kind", [b"", b"content-type: text/plain;charset=UTF-8\r\n", b"content-type: x\r\n"])
