@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 PROFILE = "h20-qwen3-coder-30b"
 FLEET = {"profile": PROFILE, "preset": "fleet"}
 SIZED = {"profile": PROFILE, "preset": "fleet-size"}
-_TRACE = SpecOption("trace", "--trace", "Replay this trace at its own pace", "FILE", default="the preset's")
 _ENGINE = SpecOption("engine", "--engine", "Use this engine model: a name or a file", "MODEL", default="the preset's")
 _ON = SpecOption("on", "--on", "Simulate on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local")
 _SEED = SpecOption("seed", "--seed", "Draw traces and step noise from this seed", default="the preset's")
@@ -47,7 +46,10 @@ _PROFILE = SpecOption("profile", "--profile -p", PROFILE_HELP, default=PROFILE)
 REPLAYING = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
-        _TRACE,
+        SpecOption(
+            "trace", "--trace", "Replay this trace: without `--preset` all of it, at its own pace", "FILE",
+            default="the preset's",
+        ),
         SpecOption(
             "policies", "--policy", "Simulate this routing policy: a name, label or Python file (repeatable)", "POLICY",
             default="the preset's",
@@ -68,7 +70,7 @@ REPLAYING = SpecOptions(
 SIZING = SpecOptions(
     "runners.campaign.experiment:RunOptions",
     (
-        _TRACE,
+        SpecOption("trace", "--trace", "Replay this trace at its own pace", "FILE", default="the preset's"),
         SpecOption("policies", "--policy", "Size for this policy (repeatable)", "POLICY"),
         _ENGINE,
         _ON,
@@ -152,8 +154,9 @@ def policies(
     from runners.cli.runs import print_plan, resolve_paths, start_run
     from runners.experiments.routing.plan import replay_as_recorded
 
-    asked: dict[str, Any] = {**FLEET, **chosen(context, REPLAYING)}
-    if "trace" in asked:
+    given = chosen(context, REPLAYING)
+    asked: dict[str, Any] = {**FLEET, **given}
+    if "trace" in given and "preset" not in given:  # a preset for a recorded trace says how much of it, and how fast
         asked["settings"] = replay_as_recorded(asked.get("settings", ()))
     options = resolve_paths(RunOptions("routing", **asked, simulated=True))
     if dry_run:

@@ -87,7 +87,8 @@ def test_simulate_with_options_replays_a_trace_through_policies(
     planned: list[RunOptions] = []
     monkeypatch.setattr("runners.cli.runs.print_plan", lambda options, _workspace, _json: planned.append(options))
     trace, given = str(tmp_path / "mine.jsonl"), ["--set", "replay.time_scale=2", "--instances", "4", "--on", "ray"]
-    for arguments in (["--preset=fleet-loads"], ["--trace", trace, "--policy", "EAR", *given]):
+    sampled = ["--preset", "fleet-mooncake", "--trace", trace]
+    for arguments in (["--preset=fleet-loads"], ["--trace", trace, "--policy", "EAR", *given], sampled):
         assert CliRunner().invoke(app, ["simulate", *words, *arguments, "--dry-run"]).exit_code == 0
     of_h20: dict[str, Any] = {"profile": "h20-qwen3-coder-30b", "simulated": True}
     assert planned == [
@@ -102,6 +103,7 @@ def test_simulate_with_options_replays_a_trace_through_policies(
             on="ray",
             **of_h20,
         ),
+        RunOptions("routing", preset="fleet-mooncake", trace=trace, **of_h20),
     ]
 
 
