@@ -246,6 +246,8 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     }
     if DEFAULT_K in tried and not by_answer[True] and not by_answer[None]:
         return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
+    if DEFAULT_K in by_answer[True] and DEFAULT_K in by_answer[False]:
+        return Outcome.UNDECIDED, f"two arms with K = {DEFAULT_K:g} contradict each other: {text}"
     outcomes = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}
     answer = next((outcomes[works] for works in outcomes if DEFAULT_K in by_answer[works]), Outcome.OPEN)
     listed = ", ".join(f"{k:g}" for k in by_answer[True]) or "none"
@@ -266,6 +268,12 @@ def name_grid(floor: LoadFloor) -> list[str]:
 def list_k(floor: LoadFloor) -> list[float]:
     """The K of the grid that D6 judges, ascending."""
     return sorted({_bonus_of(one) for one in _find_grid(floor)})
+
+
+def count_default_k(floor: LoadFloor) -> int:
+    """The arms with DEFAULT_K in the grid that D6 judges; 0 where it has no other K."""
+    grid = _find_grid(floor)
+    return sum(_bonus_of(one) == DEFAULT_K for one in grid) if len({_bonus_of(one) for one in grid}) > 1 else 0
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:

@@ -706,6 +706,24 @@ def test_a_grid_without_the_asked_k_leaves_it_open(least: Estimate, which: str) 
     assert said.reason.startswith(f"K = 200 was not run; K = {which} of 50, 100 do")
 
 
+def test_one_of_several_arms_with_the_asked_k_decides_only_where_none_contradicts_it_and_by_their_number() -> None:
+    def of_k(label: str, k: int, least: str, **more: Any) -> FloorVariant:
+        parameters = {"load_floor_bonus": k, **more}
+        return variant(label, parameters=parameters, **shares(LEAST[least], SAME))
+
+    def ask(*arms: FloorVariant) -> Judgement:
+        return answered(run_of(variant("plain", **shares(COLD, None)), of_k("50", 50, "cold"), *arms))["D6"]
+
+    works = of_k("200", 200, "even")
+    alone, same = ask(works), ask(works, of_k("200, active", 200, "even", assigned="active"))
+    assert (alone.outcome, same.outcome) == (Outcome.HOLDS, Outcome.HOLDS)
+    assert alone.p is not None
+    assert same.p == pytest.approx(2 * alone.p), "either may satisfy it"
+    both = ask(works, of_k("200, active", 200, "cold", assigned="active"))
+    assert (both.outcome, both.p) == (Outcome.UNDECIDED, 1.0)
+    assert both.reason.startswith("two arms with K = 200 contradict each other: ")
+
+
 def test_a_grid_has_one_form() -> None:
     asked = {"load_floor_bonus": 100}
     forms = [variant(form, parameters=asked | {"floor_form": form}, **shares(EVEN, SAME)) for form in ("max", "mean")]
