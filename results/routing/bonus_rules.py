@@ -293,11 +293,12 @@ def _rank_grid(grid: Iterable[FloorVariant]) -> tuple[bool, int]:
 def judge_sessions(floor: LoadFloor) -> tuple[Outcome, str]:
     """D7."""
     size = f"{floor.sessions} sessions, {format_count(floor.trials, 'trial', 'trials')}"
-    if _find_reference(floor) is None or not _list_bonuses(floor):
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    if reference is None or not fixed:
         return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
-    if unknown := _name_uncounted(floor.compared):
+    if unknown := _name_uncounted((reference, *fixed)):
         return Outcome.OPEN, f"{size}: {unknown}"
-    named = [(one, name) for one in _list_bonuses(floor) for name in DISTINGUISHED_BY if name != "lost_share"]
+    named = [(one, name) for one in fixed for name in DISTINGUISHED_BY if name != "lost_share"]
     unclear = [(one, name) for one, name in named if one.verdict(name) not in (Verdict.HIGHER, Verdict.LOWER)]
     kinds = "direct to D, overlap kept, TTFT p90"
     text = f"{len(named) - len(unclear)} of {len(named)} differences ({kinds}) are distinguishable from none"

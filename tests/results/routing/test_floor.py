@@ -595,6 +595,16 @@ def test_where_all_differences_are_distinguishable_the_sessions_are_enough() -> 
     assert "needs a run with them" in unsure.reason
 
 
+def test_an_alternative_whose_tokens_were_not_counted_says_nothing_of_the_differences_of_the_bonuses() -> None:
+    decided = Estimate(0.3, 0.2, 0.4, launches=3)  # as a difference, and as a ratio
+    differences = dict.fromkeys(("direct_rate", "overlap_kept", TTFT_RATIO), decided)
+    bonus = variant("b", parameters={"load_floor_bonus": 1}, differences=differences)
+    for counted, outcome in (({"plain": 50}, Outcome.OPEN), ({"cold": 50}, Outcome.HOLDS)):
+        plain = variant("plain", counted=counted.get("plain", 100))
+        cold = variant("cold", fix="Q2.A", counted=counted.get("cold", 100))
+        assert answered(run_of(plain, bonus, cold))["D7"].outcome == outcome
+
+
 def test_what_was_run_is_corrected_together_whatever_its_data_say() -> None:
     """Of two runs with the same arms, one of which lost nothing, both correct over as many."""
 
