@@ -324,7 +324,7 @@ def _describe_least_clear(named: Sequence[tuple[FloorVariant, str]]) -> str:
 
 def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     """Q1."""
-    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    reference, fixed = _find_reference(floor), _list_bonuses_alone(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
     counts = "; ".join(map(_describe_failures, (*fixed, reference)))
@@ -345,6 +345,11 @@ def name_bonuses(floor: LoadFloor) -> list[str]:
     return [floor.reference, *(one.label for one in _list_bonuses(floor))]
 
 
+def name_bonuses_alone(floor: LoadFloor) -> list[str]:
+    """As `name_bonuses`, without those beside back-pressure."""
+    return [floor.reference, *(one.label for one in _list_bonuses_alone(floor))]
+
+
 def name_shapes(floor: LoadFloor) -> list[str]:
     """As `name_bonuses`, with the alternatives to the bonus."""
     return [*name_bonuses(floor), *(one.label for one in floor.compared if _is_alternative(one))]
@@ -358,6 +363,11 @@ def name_back_pressure(floor: LoadFloor) -> list[str]:
 def count_compared(floor: LoadFloor) -> int:
     """Bonuses that can be held against kv_aware without a fix."""
     return len(_list_bonuses(floor)) if floor.reference else 0
+
+
+def count_compared_alone(floor: LoadFloor) -> int:
+    """As `count_compared`, without those beside back-pressure."""
+    return len(_list_bonuses_alone(floor)) if floor.reference else 0
 
 
 def count_back_pressure(floor: LoadFloor) -> int:
@@ -381,6 +391,11 @@ def _find_reference(floor: LoadFloor) -> FloorVariant | None:
 
 def _list_bonuses(floor: LoadFloor) -> list[FloorVariant]:
     return [one for one in floor.compared if one.parameters.get(BONUS)]
+
+
+def _list_bonuses_alone(floor: LoadFloor) -> list[FloorVariant]:
+    """Without those beside back-pressure, which is a fix of Q1 too."""
+    return [one for one in _list_bonuses(floor) if BACK_PRESSURE not in one.fix.split(" + ")]
 
 
 def _list_back_pressure(floor: LoadFloor) -> list[FloorVariant]:

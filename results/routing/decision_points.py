@@ -16,6 +16,7 @@ from results.routing.bonus_rules import (
     OVERLAP_WITHIN,
     count_back_pressure,
     count_compared,
+    count_compared_alone,
     count_default_k,
     judge_back_pressure,
     judge_default_k,
@@ -26,6 +27,7 @@ from results.routing.bonus_rules import (
     judge_shape,
     name_back_pressure,
     name_bonuses,
+    name_bonuses_alone,
     name_forms,
     name_grid,
     name_shapes,
@@ -191,8 +193,8 @@ DECISION_POINTS = (
         "transfers were lost without the bonus, and with one none is, distinguishably fewer; fails where under every "
         "bonus some are, distinguishably from none",
         judge_lossless,
-        name_bonuses,
-        count_compared,
+        name_bonuses_alone,
+        count_compared_alone,
     ),
     DecisionPoint(
         "Q1.D",

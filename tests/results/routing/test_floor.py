@@ -429,6 +429,22 @@ def test_whether_the_load_floor_alone_ends_the_lost_transfers(
     assert ("no transfer was lost under 200:" in said.reason) == (answer == Outcome.HOLDS)
 
 
+def test_a_bonus_beside_back_pressure_is_no_load_floor_alone() -> None:
+    """Back-pressure is a fix of Q1 too: what it saves, the load floor does not."""
+    both = {**BONUS, "backpressure_above": 0.9}
+    arms: dict[str, Variant] = {
+        "plain": ({}, lose_handovers(8)), "bonus": (BONUS, lose_handovers(4)), "both": (both, lose_handovers(0)),
+    }  # fmt: skip
+    said = answered(floor_of(arms))["Q1"]
+    assert said.outcome == Outcome.FAILS
+    assert "both:" not in said.reason
+    beside = {
+        one.what: one for one in judge_decision_points(floor_of({name: arms[name] for name in ("plain", "both")}))
+    }
+    assert (beside["Q1"].judgement.outcome, beside["Q1"].judgement.p) == (Outcome.OPEN, None)
+    assert beside["Q1"].over == "plain"
+
+
 def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_point_is_beside() -> None:
     unsure = {"lost_share": Estimate(-0.1, -0.3, 0.1, launches=3)}
     bonus = variant("b", parameters=BONUS, differences=unsure)
