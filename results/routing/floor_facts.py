@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import RoutingCell
 from results.routing.read import number_or_none
+from results.routing.recomputing import RESERVED_OUTPUT
 from results.routing.transfers import Moved
 
 KV_AWARE = "kv_aware"
@@ -169,6 +170,8 @@ def read_rules(cell: RoutingCell) -> Rules:
     rules = dict(transfer) if isinstance(transfer, Mapping) else {}
     timeout_s, failures = rules.pop("timeout_s", None), rules.get("failures_to_quarantine")
     quarantine = {name: rules.pop(name) for name in OF_QUARANTINE if name in rules}
+    if reserved := cell.router.get(RESERVED_OUTPUT):  # arms that reserve differently have different rules
+        rules[RESERVED_OUTPUT] = reserved
     return Rules(
         moves_kv=moves if isinstance(moves, bool) else None,
         timeout_s=number_or_none(timeout_s),

@@ -20,6 +20,7 @@ from results.routing.load_floor import (
     LoadFloor,
     QuarantinePair,
     TimeoutPair,
+    basis_of,
     find_plain,
 )
 from results.routing.loads import group_labels
@@ -90,6 +91,11 @@ class _Label:
         return {trial: log.floor for trial, log in self.logs.items() if log.floor is not None}
 
     @property
+    def instances(self) -> int:
+        """How many D there are."""
+        return max(len(next((floor.placed for floor in self.floors.values()), ())), 1)
+
+    @property
     def moved(self) -> list[Moved]:
         return [one for log in self.logs.values() for one in log.moved]
 
@@ -132,7 +138,8 @@ def _measure_variants(labels: Sequence[_Label], measurements: Measurements) -> I
     """All labels of one load, the reference first."""
     reference = find_plain(labels)
     for own in sorted(labels, key=lambda one: one is not reference):
-        others = [one for one in labels if one is not own and one.rules == own.rules and own.parameters.get(BONUS)]
+        alike = [one for one in labels if one is not own and basis_of(one) == basis_of(own)]
+        others = alike if own.parameters.get(BONUS) else []
         differences = dict[str, Estimate]()
         if reference is not None and reference is not own:
             differences = _measure_differences(own, reference, measurements)
@@ -155,6 +162,8 @@ def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measure
 def _pair_by_rule(pairs: Sequence[tuple[_Label, _Label]], rule: str, *beside: str) -> Iterator[tuple[_Label, _Label]]:
     """Those that differ in this field of Rules alone (and in those `beside` it), the lower value first."""
     for one, other in pairs:
+        if one.instances != other.instances:
+            continue
         own, others = getattr(one.rules, rule), getattr(other.rules, rule)
         if None in (own, others) or own == others or one.rules.moves_kv is False or one.parameters != other.parameters:
             continue
@@ -205,7 +214,7 @@ def _measure_variant(
         label=own.label,
         fix=own.fix,
         parameters=own.parameters,
-        instances=max(len(names), 1),
+        instances=own.instances,
         shares={
             name: count_interval(measurements.withhold(_share_of_sessions(floors, name), own.label)) for name in names
         },

@@ -158,10 +158,11 @@ class LoadFloor:
 
     @property
     def compared(self) -> tuple[FloorVariant, ...]:
-        """The labels whose KV moves by the same rules as the reference's; without one, by those of most labels."""
-        rules = next((one.rules for one in self.variants if one.label == self.reference), None)
-        rules = usual_rules([one.rules for one in self.variants]) if rules is None else rules
-        return tuple(one for one in self.variants if one.rules == rules)
+        """The labels whose KV moves by the same rules as the reference's, over as many D; without a reference, those
+        like most labels."""
+        reference = next((one for one in self.variants if one.label == self.reference), None)
+        basis = find_usual_basis(self.variants) if reference is None else basis_of(reference)
+        return tuple(one for one in self.variants if basis_of(one) == basis)
 
 
 def split_by_load(floor: LoadFloor) -> dict[str, LoadFloor]:
@@ -200,21 +201,30 @@ class FloorArm(Protocol):
     def fix(self) -> str: ...
     @property
     def rules(self) -> floor_facts.Rules: ...
+    @property
+    def instances(self) -> int: ...
 
 
 Arm = TypeVar("Arm", bound=FloorArm)
 
 
 def find_plain(arms: Sequence[Arm]) -> Arm | None:
-    """The arm without a fix; of several the first whose KV moves by the rules of most arms."""
-    usual = usual_rules([one.rules for one in arms])
+    """The arm without a fix; of several the first whose KV moves as that of most arms."""
     plain = [one for one in arms if one.fix == NO_FIX]
-    return next((one for one in plain if one.rules == usual), plain[0] if plain else None)
+    if not plain:
+        return None
+    usual = find_usual_basis(arms)
+    return next((one for one in plain if basis_of(one) == usual), plain[0])
 
 
-def usual_rules(rules: Sequence[floor_facts.Rules]) -> floor_facts.Rules:
-    """Those of most labels; of as many, the first."""
-    return Counter(rules).most_common(1)[0][0]
+def basis_of(arm: FloorArm) -> tuple[floor_facts.Rules, int]:
+    """What must be equal in two arms that are compared: by which rules KV moves, and over how many D."""
+    return arm.rules, arm.instances
+
+
+def find_usual_basis(arms: Sequence[FloorArm]) -> tuple[floor_facts.Rules, int]:
+    """That of most arms; of as many, the first."""
+    return Counter(map(basis_of, arms)).most_common(1)[0][0]
 
 
 def change_floor_level(floor: LoadFloor, level: float) -> LoadFloor:

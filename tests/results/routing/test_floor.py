@@ -121,17 +121,22 @@ def measured_floor(
     routers: Mapping[str, Mapping[str, Any]] | None = None,
     kv_bytes: Mapping[str, int] | None = None,
     early: Collection[str] = (),
+    roles: Mapping[str, Sequence[str]] | None = None,
 ) -> LoadFloor | None:
     """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router;
-    `kv_bytes`: of labels whose KV cache has its own size; `early`: labels whose replays met their hard stop.
+    `kv_bytes`: of labels whose KV cache has its own size; `early`: labels whose replays met their hard stop; `roles`:
+    of the instances of labels that have pools.
     """
-    engines = tuple(engine(name, "both") for name in "abc")
+
+    def list_engines(label: str) -> tuple[RoutedEngine, ...]:
+        return tuple(engine(*one) for one in zip("abc", (roles or {}).get(label, ["both"] * 3), strict=True))
+
     facts, measurements = facts_of_logs(
         WORLD,
         "kv_aware",
         {label: [log] * WORLD.trials for label, (_, log) in variants.items()},
         lambda label: {
-            "parameters": variants[label][0], "engines": engines, "router": (routers or {}).get(label, {}),
+            "parameters": variants[label][0], "engines": list_engines(label), "router": (routers or {}).get(label, {}),
             "kv_cache_memory_bytes": (kv_bytes or {}).get(label),
             **({"replay": {"stop_reason": "hard_stop"}} if label in early else {}),
         },
@@ -144,8 +149,9 @@ def floor_of(
     routers: Mapping[str, Mapping[str, Any]] | None = None,
     kv_bytes: Mapping[str, int] | None = None,
     early: Collection[str] = (),
+    roles: Mapping[str, Sequence[str]] | None = None,
 ) -> LoadFloor:
-    floor = measured_floor(variants, routers, kv_bytes, early)
+    floor = measured_floor(variants, routers, kv_bytes, early, roles)
     assert floor is not None
     return floor
 
@@ -552,6 +558,22 @@ def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
     assert "plain (at 4 s): 12 decode requests brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
     assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
     assert found.reference == "plain"
+
+
+def test_an_arm_with_other_pools_or_another_reserved_output_differs_in_more_than_the_timeout() -> None:
+    arms: dict[str, Variant] = {"bonus": (BONUS, PLAIN[1]), "plain": ({}, SHORT), "patient": ({}, LONG)}
+    reserving: Mapping[str, Any] = {**rules(15), "reserved_output": 200}
+    routers: dict[str, Mapping[str, Any]] = {"bonus": rules(4), "plain": rules(4), "patient": reserving}
+    assert not floor_of(arms, routers).timeouts
+    reserves: dict[str, Mapping[str, Any]] = {"bonus": reserving, "plain": rules(15), "patient": rules(15)}
+    assert [one.label for one in floor_of(arms, reserves).compared] == ["plain", "patient"]
+    pools = {"patient": ("prefill", "decode", "decode")}
+    arms["patient"] = {}, with_handovers(spread((0, 5, 5), 0.9), "transferred", 10, took_s=8.0)
+    apart = floor_of(arms, {**routers, "patient": rules(15)}, roles=pools)
+    assert [one.instances for one in apart.variants] == [3, 3, 2]
+    assert not apart.timeouts
+    whole = floor_of(arms, dict.fromkeys(arms, rules(4)), roles=pools)
+    assert [one.label for one in whole.compared] == ["plain", "bonus"]
 
 
 def test_an_arm_whose_slow_trials_do_not_count_decides_nothing_and_says_why() -> None:
