@@ -22,6 +22,7 @@ from functools import cache
 
 import numpy as np
 
+from results.measures.replay_numbers import UNREADABLE
 from results.measures.turns import SessionTimes, Turns, session_times
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
@@ -211,8 +212,9 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     loops: dict[int, Loop] = {}
     slopes: dict[int, Trial] = {}
     why: dict[str, None] = {}
-    no_loop: list[str] = []
-    for trial, turns, group in measurements.turns(label):
+    readable = list(measurements.turns(label))
+    no_loop = [UNREADABLE] * (len(measurements.cells(label)) - len(readable))
+    for trial, turns, group in readable:
         loop, slope = loop_of(turns), fit_slope(turns, group, measurements.weights)
         why |= dict.fromkeys(reason for reason in (loop, slope) if isinstance(reason, str))
         no_loop.append(loop if isinstance(loop, str) else why_no_loop(loop))

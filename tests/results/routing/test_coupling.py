@@ -24,8 +24,9 @@ from results.routing.coupling import (
     specified_curve,
     why_no_loop,
 )
+from results.routing.metrics import metric_named
 from results.routing.summary import summary_of
-from tests.results.routing.synthetic import Truth, World, loaded, measured, records, turns_from
+from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 
 WORLD = World(sessions=32, turns=5, gap_s=0.8, random_gaps=True, turn_sigma=0.05, session_sigma=0.05)
@@ -100,6 +101,17 @@ def test_sessions_that_pile_up_show_no_loop() -> None:
         assert shown.value is None
         assert shown.reason == row.why_no_loop
     assert row.slope_s.value is not None, "what was fitted stays"
+
+
+def test_a_trial_whose_turns_cannot_be_read_shows_no_loop() -> None:
+    """Its replay still states an amplification, which claims about the loop compare."""
+    cells = [loaded(WORLD, COUPLED, trial) for trial in range(3)]
+    found = measurements_of([cells[0], replace(cells[1], turns=None), cells[2]])
+    (row,) = fit_couplings(found, ["unified"])
+    assert "the turn records cannot be read" in row.why_no_loop
+    assert "of 3 trials" in row.why_no_loop
+    assert row.loop_gain.value is None
+    assert len(found.get("unified", metric_named("amplification")).trials) == 3
 
 
 def _held_back(turns: Turns, cap: int) -> Turns:
