@@ -48,7 +48,7 @@ NO_BACK_PRESSURE = "it needs kv_aware with back-pressure alone and without a fix
 
 def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
     """D1."""
-    reference, fixed = _find_reference(floor), _list_bonuses(floor)
+    reference, fixed = _find_reference(floor), _list_bonuses_alone(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, NO_PAIR
     return _judge_failures(reference, fixed, "the bonus", _describe_fall(reference, fixed))

@@ -125,8 +125,8 @@ DECISION_POINTS = (
         "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
         "worse; fails for the opposite",
         judge_fewer_failures,
-        name_bonuses,
-        lambda floor: 2 * count_compared(floor),
+        name_bonuses_alone,
+        lambda floor: 2 * count_compared_alone(floor),
     ),
     DecisionPoint(
         "D2",

@@ -447,8 +447,9 @@ def test_a_bonus_beside_back_pressure_is_no_load_floor_alone() -> None:
     beside = {
         one.what: one for one in judge_decision_points(floor_of({name: arms[name] for name in ("plain", "both")}))
     }
-    assert (beside["Q1"].judgement.outcome, beside["Q1"].judgement.p) == (Outcome.OPEN, None)
-    assert beside["Q1"].over == "plain"
+    for point in ("D1", "Q1"):
+        assert (beside[point].judgement.outcome, beside[point].judgement.p) == (Outcome.OPEN, None)
+        assert beside[point].over == "plain"
 
 
 def test_lost_transfers_that_no_interval_distinguishes_are_undecided_and_the_point_is_beside() -> None:
