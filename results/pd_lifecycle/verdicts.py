@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from results.pd_lifecycle.by_launch import Size, measure_log_ratios, split_launches
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios, size_of, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import (
     COMBINED_ENGINE,
@@ -113,7 +113,8 @@ def _format_percent(estimate: Estimate) -> str:
 def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
     """2: rdma_transfer_ms > p_prefill_ms for N >= 4k."""
     measured, p_values = _measure_dominance(records)
-    sizes = {size: f"C={size[0]} N={size[1]}" for size in measured if size[1] >= min_new_tokens}
+    measured = _list_without_ratio(records) | dict(measured)
+    sizes = {size: f"C={size[0]} N={size[1]}" for size in sorted(measured) if size[1] >= min_new_tokens}
     ratios = {name: measured[size] for size, name in sizes.items()}
     known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
@@ -132,15 +133,15 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     elif ratios and not rest:
         outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(ratios)} (C, N)"
     else:
-        outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
+        outcome = Outcome.UNDECIDED if any(one.value is not None for one in ratios.values()) else Outcome.OPEN
         missing = f"no (C, N) with N >= {min_new_tokens} was measured"
         reason = _explain_undecided({name: ratios[name] for name in rest}) if ratios else missing
     decided = below or rest or above
     shown = ratios[decided[0]] if decided else unknown(reason)
     values = [one.value for one in ratios.values() if one.value is not None]
     longer = sum(value > 1 for value in values)
-    met = "met" if longer == len(values) else "not met"
-    point = f"{met}, longer at {longer} of {len(values)} (C, N)" if values else ""
+    met = "met" if longer == len(ratios) else "not met"
+    point = f"{met}, longer at {longer} of {len(ratios)} (C, N)" if values else ""
     return Judgement(
         name="2",
         claim="Transfer dominates",
@@ -184,6 +185,16 @@ def _find_p_of_all(
     if not ratios or len(p_values) < len(ratios):
         return None
     return max(p if (ratios[name].value or 0.0) > 1 else 1.0 for name, p in p_values.items())
+
+
+def _list_without_ratio(records: Sequence[LifecycleRecord]) -> dict[Size, Estimate]:
+    """Every (C, N) with a counted request, and why it has no ratio: a rule about all of them needs it at each."""
+    sizes: dict[Size, Estimate] = {}
+    for record in records:
+        if record.counted:
+            why = next((record.gaps[name] for name in ("rdma_transfer", "p_prefill") if name in record.gaps), None)
+            sizes.setdefault(size_of(record), unknown(why or "not measured"))
+    return sizes
 
 
 def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:

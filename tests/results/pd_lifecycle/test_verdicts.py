@@ -70,6 +70,26 @@ def test_the_transfer_dominates_only_at_every_long_prompt(truth: Truth, outcome:
     assert all("N=512" not in name and "N=2048" not in name for name in criterion.numbers)
 
 
+def _without_transfer(record: LifecycleRecord) -> LifecycleRecord:
+    """As where the probe lost the stamps of the write."""
+    gaps = {**record.gaps, "rdma_transfer": "t5_rdma_start: no stamp"}
+    return replace(record, breakdown_ms={**record.breakdown_ms, "rdma_transfer": None}, gaps=gaps)
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_a_long_prompt_whose_transfer_is_unknown_is_not_left_out_of_a_rule_about_all(launches: int) -> None:
+    truth = Truth(prefill_ms_per_token=0.0001)
+    whole = [replace(one, trial=trial) for trial in range(launches) for one in grid(truth, seed=trial)]
+    assert verdicts.judge_dominance(whole, 4000).outcome is Outcome.HOLDS
+    lacking = [_without_transfer(one) if one.config.current_new_tokens == 8192 else one for one in whole]
+    criterion = verdicts.judge_dominance(lacking, 4000)
+    assert (criterion.outcome, criterion.p) == (Outcome.UNDECIDED, None)
+    assert criterion.reason.startswith("no interval at C=0 N=8192; C=4096 N=8192: t5_rdma_start: no stamp")
+    assert criterion.reason.endswith("; by the point alone: not met, longer at 2 of 4 (C, N)")
+    nothing = verdicts.judge_dominance([_without_transfer(one) for one in whole], 4000)
+    assert (nothing.outcome, nothing.measured.value) == (Outcome.OPEN, None)
+
+
 def test_no_long_prompt_leaves_dominance_open() -> None:
     criterion = verdicts.judge_dominance(tuple(grid(Truth(), sizes=(512,))), 4000)
     assert criterion.outcome is Outcome.OPEN
