@@ -234,6 +234,21 @@ def test_break_even_goes_by_the_ratios_that_decide_where_a_slow_repetition_moved
     assert row.slower_above is False
 
 
+def test_break_even_is_not_interpolated_between_a_ratio_and_milliseconds() -> None:
+    """A launch lacks the (C, N) in the middle: it has no ratio over the launches."""
+    slow, between, fast = (
+        msgspec.structs.replace(cell, overhead_ms=Estimate(30.0, launches=3), change=change)
+        for cell, change in zip(
+            _cells("+?-"),
+            (Estimate(0.1, launches=3), Estimate(0.3, launches=2), Estimate(1 / 1.1 - 1, launches=3)),
+            strict=True,
+        )
+    )
+    (row,) = find_break_evens([slow, between, fast])
+    assert row.new_tokens.value == pytest.approx(1024)
+    assert (row.new_tokens.low, row.new_tokens.high, row.new_tokens.n) == (512.0, 2048.0, 2)
+
+
 def test_the_overhead_of_a_grid_is_what_it_was_made_of() -> None:
     cells = measure_overheads(tuple(grid(Truth(noise=0.0), sizes=(512, 16384), lengths=(1, 32))))
     short, long = cells[0], cells[1]
