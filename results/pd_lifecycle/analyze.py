@@ -150,7 +150,8 @@ def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
         verdicts.judge_overhead(measured.overheads, measured.break_evens, measured.order_effects),
     ]
     fitted = len(transfers_of(measured.compared).split_launches())
-    complete, increment = verdicts.judge_completeness(measured.records), verdicts.judge_increment(measured.volumes)
+    complete = verdicts.judge_completeness(measured.records)
+    increment = verdicts.judge_increment(measured.volumes, verdicts.list_unsized(measured.records))
     of_times = (
         verdicts.require_launches(dominance, launches),
         verdicts.require_launches(linearity, launches, fitted),

@@ -9,6 +9,7 @@ there on. Stamps and bytes are counted: they need one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -284,16 +285,31 @@ def judge_linearity(costs: Costs) -> Judgement:
     )
 
 
-def judge_increment(volumes: Sequence[Volume]) -> Judgement:
-    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take."""
+def list_unsized(records: Sequence[LifecycleRecord]) -> tuple[Size, ...]:
+    """The (C, N) of counted requests of which none has its bytes, and whose N was measured at several C."""
+    sized: dict[Size, bool] = {}
+    for record in records:
+        if record.counted:
+            size = size_of(record)
+            sized[size] = sized.get(size, False) or bool(record.transfer_detail.bytes_transferred)
+    contexts = Counter(new_tokens for _, new_tokens in sized)
+    return tuple(size for size in sorted(sized) if not sized[size] and contexts[size[1]] > 1)
+
+
+def judge_increment(volumes: Sequence[Volume], without: Sequence[Size] = ()) -> Judgement:
+    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take.
+
+    without: as `list_unsized`; a rule about all C needs the bytes at each.
+    """
     comparable = [one for one in volumes if len(one.bytes_by_context) > 1]
     blind = [one for one in comparable if one.block_bytes is None and max(one.spread_bytes, _off_by(one)) > 0]
     differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
     wrong = [one for one in comparable if one.block_bytes is not None and _off_by(one) > one.block_bytes]
     unsized = [one for one in comparable if one.kv_bytes is None]
     agreement = list_some([_agreement_text(one) for one in comparable])
+    missing = f"no bytes were counted at {list_some([f'C={size[0]} N={size[1]}' for size in without])}"
     if not comparable:
-        outcome, reason = Outcome.OPEN, "no N was measured at two values of C"
+        outcome, reason = Outcome.OPEN, missing if without else "no N was measured at two values of C"
     elif differ:
         outcome, reason = Outcome.FAILS, list_some([_spread_text(one) for one in differ])
     elif wrong:
@@ -309,12 +325,16 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
             "constant over C, size not checked: the KV bytes of a token by the model's configuration are unknown at "
             f"N = {list_some([str(one.new_tokens) for one in unsized])}; {agreement}"
         )
+    elif without:
+        outcome, reason = Outcome.UNDECIDED, f"{missing}; elsewhere they are constant over C: {agreement}"
     else:
         outcome = Outcome.HOLDS
         contexts = max(len(one.bytes_by_context) for one in comparable)
         reason = f"at each of {len(comparable)} N, over up to {contexts} values of C, the bytes agree within a block: "
         reason += agreement
-    left_out = [str(one.new_tokens) for one in volumes if len(one.bytes_by_context) == 1]
+    unsure = {new_tokens for _, new_tokens in without}
+    alone = (one.new_tokens for one in volumes if len(one.bytes_by_context) == 1)
+    left_out = [str(new_tokens) for new_tokens in alone if new_tokens not in unsure]
     if comparable and left_out:
         reason = f"N = {', '.join(left_out)} left out, measured at one C; {reason}"
     shown = next(iter(differ or comparable), None)

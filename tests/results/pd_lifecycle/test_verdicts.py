@@ -167,6 +167,30 @@ def test_a_size_at_one_context_is_left_out_and_named(usual: tuple[LifecycleRecor
     assert "left out" not in verdicts.judge_increment(measure_volumes(usual)).reason
 
 
+def _without_bytes(record: LifecycleRecord) -> LifecycleRecord:
+    return replace(record, transfer_detail=replace(record.transfer_detail, bytes_transferred=None))
+
+
+def test_a_context_at_which_no_bytes_were_counted_is_not_left_out_of_a_rule_about_all(
+    usual: tuple[LifecycleRecord, ...],
+) -> None:
+    assert verdicts.list_unsized(usual) == ()
+    lacking = [_without_bytes(one) if one.config.key[:2] == (4096, 8192) else one for one in usual]
+    without = verdicts.list_unsized(lacking)
+    assert without == ((4096, 8192),)
+    criterion = verdicts.judge_increment(measure_volumes(lacking), without)
+    assert criterion.outcome is Outcome.UNDECIDED
+    assert criterion.reason.startswith(
+        "no bytes were counted at C=4096 N=8192; elsewhere they are constant over C: N=512"
+    )
+    nowhere = [_without_bytes(one) for one in usual]
+    nothing = verdicts.judge_increment(measure_volumes(nowhere), verdicts.list_unsized(nowhere))
+    assert (nothing.outcome, len(verdicts.list_unsized(nowhere))) == (Outcome.OPEN, 8)
+    assert nothing.reason.startswith("no bytes were counted at C=0 N=512; C=0 N=2048;")
+    alone = [one for one in nowhere if one.config.prior_context == 0]
+    assert verdicts.list_unsized(alone) == (), "at one C there is nothing to compare"
+
+
 def test_one_context_cannot_say_whether_transfers_are_incremental() -> None:
     assert verdicts.judge_increment(measure_volumes(tuple(grid(Truth(), contexts=(0,))))).outcome is Outcome.OPEN
 
