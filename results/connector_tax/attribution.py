@@ -87,12 +87,12 @@ def attribute_taxes(
     taxes: Sequence[TaxRow], cells: Sequence[CellSummary], changes: Sequence[EngineChange]
 ) -> tuple[Attribution, ...]:
     """Every latency tax with its anchor, in the order of the taxes."""
-    changed = {change.config: change.changed for change in changes}
+    of_config = {change.config: change for change in changes}
     step = whole_step(cell.step_timing for cell in cells)
-    return tuple(_attribute(row, cells, step, changed.get(row.config, ())) for row in taxes if row.metric in RATIOS)
+    return tuple(_attribute(row, cells, step, of_config.get(row.config)) for row in taxes if row.metric in RATIOS)
 
 
-def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tuple[str, ...]) -> Attribution:
+def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, change: EngineChange | None) -> Attribution:
     load = (row.phase, row.rate_per_s, row.shape)
     here = [cell for cell in cells if (cell.phase, cell.rate_per_s, cell.shape) == load and not cell.degraded]
     own = [cell for cell in here if cell.config == row.config]
@@ -101,7 +101,8 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
     callbacks = {point: _mean_over_launches(own, ALL_CALLBACKS, point) for point in points}
     steps = {point: _mean_over_launches(plain, step, point) for point in points}
     shares = {point: divide(callbacks[point], steps[point]) for point in points}
-    cause, reason = _find_cause(row, shares, changed, _why_untimed(own, plain, step))
+    change = change or EngineChange(row.config, {}, (), "not recorded")
+    cause, reason = _find_cause(row, shares, change, _why_untimed(own, plain, step))
     return Attribution(
         row=row,
         callbacks_p50_us=callbacks["p50"],
@@ -112,7 +113,7 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tu
         share_p50=shares["p50"],
         share_mean=shares["mean"],
         share_prefill=shares[PREFILL_MEAN],
-        changed=changed,
+        changed=change.changed,
         cause=cause,
         reason=reason,
     )
@@ -140,7 +141,7 @@ def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step:
 
 
 def _find_cause(
-    row: TaxRow, shares: Mapping[str, float | None], changed: tuple[str, ...], untimed: str
+    row: TaxRow, shares: Mapping[str, float | None], change: EngineChange, untimed: str
 ) -> tuple[Cause, str]:
     tax = row.estimate
     if tax.value is None:
@@ -155,13 +156,16 @@ def _find_cause(
     callbacks = format_percent(reach, 2)
     if tax.low <= reach and tax.high >= 0:
         return Cause.CALLBACKS, f"callbacks are up to {callbacks} of a step of {BASELINE}"
-    if changed:
-        return Cause.CHANGES, "; ".join(changed)
+    if change.changed:
+        return Cause.CHANGES, "; ".join(change.changed)
     if tax.low > reach and row.metric == Metric.TTFT_P90 and shares[PREFILL_MEAN] is None:
         why = f"above the {callbacks} of a step on average, but the share of the prefill steps alone is not known"
         return Cause.UNDECIDED, why
     beyond = "above" if tax.low > reach else "below zero, and so outside"
-    return Cause.NOT_ATTRIBUTABLE, f"the interval is {beyond} the {callbacks} of a step that its callbacks take"
+    where = f"the interval is {beyond} the {callbacks} of a step that its callbacks take"
+    if change.reason:
+        return Cause.UNDECIDED, f"{where}; the settings that vLLM chose are unknown: {change.reason}"
+    return Cause.NOT_ATTRIBUTABLE, where
 
 
 def attribution_table(rows: Sequence[Attribution]) -> Table:

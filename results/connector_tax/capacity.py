@@ -34,6 +34,9 @@ from results.statistics.judgement import Verdict, judged, name_remedy, withheld
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured
 
 NO_SPREAD = "a throughput has no spread within a launch"
+NO_COMMON_RATE = f"no launch has the goodput of both at one rate, of the config and of {BASELINE}"
+Goodputs = Mapping[int, Mapping[float, Estimate]]
+"""Of one config, by launch and rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def measure_capacity(
     configs = sorted({cell.config for cell in swept}, key=lambda config: (config not in (BASELINE, REPEAT), config))
     launches = {config: _group_launches(swept, config) for config in configs}
     peaks = {config: _measure_peaks(launches[config], saturation, top_per_s) for config in configs}
-    goodputs = {config: _measure_goodputs(launches[config], goodput_of) for config in configs if goodput_of}
+    goodputs = {config: _read_goodputs(launches[config], goodput_of) for config in configs if goodput_of}
     launched = max(planned, len({cell.trial for cell in sent}))
     remedy = DESCRIPTIVE if any(cell.phase == CONFIRM for cell in cells) else name_remedy(launched)
     return tuple(_describe_config(config, launches[config], saturation, peaks, goodputs, remedy) for config in configs)
@@ -98,7 +101,7 @@ def _describe_config(
     launches: Mapping[int, Sequence[CellSummary]],
     saturation: Mapping[str, CellSaturation],
     peaks: Mapping[str, Measured],
-    goodputs: Mapping[str, Measured],
+    goodputs: Mapping[str, Goodputs],
     remedy: str,
 ) -> CapacityCost:
     """`remedy`: what gives a verdict where there are too few launches."""
@@ -112,8 +115,8 @@ def _describe_config(
         next_per_s=tuple(saturated for _, saturated in limits),
         peak_per_s=peak if peak.value is not None else replace(peak, low=_bound_peak(launches)),
         peak_change=None if is_plain else _relate(peaks, config, remedy),
-        goodput_per_s=None if goodput is None else estimate(goodput),
-        goodput_change=None if is_plain or goodput is None else _relate(goodputs, config, remedy),
+        goodput_per_s=None if goodput is None else estimate(_measure_goodputs(goodput)),
+        goodput_change=None if is_plain or goodput is None else _relate_goodputs(goodputs, config, remedy),
     )
 
 
@@ -202,18 +205,43 @@ def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:
     return Estimate(float(met.sum()) / window_s, n=len(due))
 
 
-def _measure_goodputs(
+def _read_goodputs(
     launches: Mapping[int, Sequence[CellSummary]], goodput_of: Callable[[CellSummary], Estimate]
-) -> Measured:
+) -> Goodputs:
+    return {number: {cell.rate_per_s: goodput_of(cell) for cell in cells} for number, cells in launches.items()}
+
+
+def _measure_goodputs(goodputs: Goodputs) -> Measured:
+    """The highest of each launch over its rates."""
     trials = {}
     why: dict[str, None] = {}
-    for number, cells in launches.items():
-        goodputs = [goodput_of(cell) for cell in cells]
-        known = [one.value for one in goodputs if one.value is not None]
-        why |= dict.fromkeys(one.reason for one in goodputs if one.reason)
+    for number, by_rate in goodputs.items():
+        known = [one.value for one in by_rate.values() if one.value is not None]
+        why |= dict.fromkeys(one.reason for one in by_rate.values() if one.reason)
         if known:
-            trials[number] = _make_trial(max(known), len(cells))
+            trials[number] = _make_trial(max(known), len(by_rate))
     return Measured(trials, "; ".join(why)) if trials else unmeasured("; ".join(why) or "no cell has requests")
+
+
+def _relate_goodputs(goodputs: Mapping[str, Goodputs], config: str, remedy: str) -> Relative:
+    """Over the rates of each launch at which both have one: where the config's cell is degraded or missing at plain's
+    best rate, its own best one may be lower for that alone."""
+    highest = {name: _measure_goodputs(own) for name, own in goodputs.items()}
+    if BASELINE in highest and highest[config].trials and highest[BASELINE].trials:
+        ours, plains = goodputs[config], goodputs[BASELINE]
+        pairs = ((config, ours, plains), (BASELINE, plains, ours))
+        shared = {name: _measure_goodputs(_select_shared(own, other)) for name, own, other in pairs}
+        highest |= shared if shared[config].trials else {config: unmeasured(NO_COMMON_RATE)}
+    return _relate(highest, config, remedy)
+
+
+def _select_shared(own: Goodputs, other: Goodputs) -> Goodputs:
+    """Those at the rates of each launch at which both are known."""
+    known = {(number, rate) for number, rates in other.items() for rate, one in rates.items() if one.value is not None}
+    return {
+        number: {rate: one for rate, one in rates.items() if one.value is not None and (number, rate) in known}
+        for number, rates in own.items()
+    }
 
 
 def _make_trial(value: float, n: int) -> Trial:

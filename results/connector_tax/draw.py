@@ -12,6 +12,7 @@ from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
 from results.connector_tax.configs import CONFIG_PENS
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
+from results.connector_tax.saturation import ABOVE_GRID, UNKNOWN_KNEE
 from results.connector_tax.tax import OWN_RATE, TITLES, Metric
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report import marks
@@ -128,10 +129,13 @@ def draw_throughput(figure: Figure) -> Drawing:
 
 def _list_knees(axes: Axes, table: pd.DataFrame) -> None:
     """Beside the panel: which configs saturate first at which rate."""
+    top = table[table["rate_per_s"] == table["rate_per_s"].max()]
+    clear = set(top[top["saturated"] == False]["config"])  # noqa: E712 - None is "not known"
     knees: dict[str, list[str]] = {}
     for row in table.drop_duplicates("config").sort_values("saturation_rate_per_s", kind="stable").to_dict("records"):
         rate = row["saturation_rate_per_s"]
-        knees.setdefault(f"{rate:g} req/s" if pd.notna(rate) else "above the grid", []).append(row["config"])
+        above = ABOVE_GRID if row["config"] in clear else UNKNOWN_KNEE
+        knees.setdefault(f"{rate:g} req/s" if pd.notna(rate) else above, []).append(row["config"])
     lines = ["knee (first saturated rate):"]
     for where, configs in knees.items():
         lines += [f" {where}", *(f"    {config}" for config in configs)]

@@ -8,6 +8,8 @@ Pure functions of estimates.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from results.connector_tax.combined_taxes import (
     ADDITIVE_WITHIN,
     FRAMEWORK,
@@ -113,10 +115,21 @@ def judge_gap(
         quantity="tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe",
         measured=gap,
         numbers={"tax_ttft_p90(mooncake_both)": mooncake, "tax_ttft_p90(nixl_both)": nixl},
-        prior=f"+7 pp (45 % - 38 %) in the trace replay, accepted in {_GAP_RANGE}: {agreement}",
+        prior=_describe_gap_prior(agreement),
         reason=reason,
         p=_p_of_range(gap, GAP_WITHIN, p),
     )
+
+
+def _describe_gap_prior(agreement: str) -> str:
+    return f"+7 pp (45 % - 38 %) in the trace replay, accepted in {_GAP_RANGE}: {agreement}"
+
+
+def withdraw_agreement(judgement: Judgement) -> Judgement:
+    """H2 with an undecided prior where Holm's correction left it undecided: rule and prior ask the same."""
+    if judgement.name != "H2" or judgement.outcome.is_decided:
+        return judgement
+    return replace(judgement, prior=_describe_gap_prior("undecided"))
 
 
 def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) -> Judgement:

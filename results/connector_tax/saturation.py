@@ -35,6 +35,10 @@ from results.records.reference_rates import (
     Thresholds,
 )
 
+ABOVE_GRID, UNKNOWN_KNEE = "above the grid", "not known"
+"""Where a config saturates that is saturated at no rate of Phase A. Not known: its cells at the highest rate are
+degraded, lack their numbers, or are missing."""
+
 
 def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = None) -> ReferenceRates:
     """The reference rates of the run folder `root`, from its Phase A cells; nothing is written.
@@ -87,6 +91,16 @@ def fix_rates(rates: ReferenceRates, fixed: Mapping[str, float]) -> ReferenceRat
 
 def describe_rate(rate_per_s: float | None) -> str:
     return "none" if rate_per_s is None else f"{rate_per_s:g} req/s"
+
+
+def describe_knee(rates: ReferenceRates, config: str) -> str:
+    """Where the config saturates: above the grid only if its cells at the grid's highest rate show that it does not."""
+    scan = next((one for one in rates.configs if one.config == config), None)
+    if scan is None:
+        return UNKNOWN_KNEE
+    if scan.saturation_rate_per_s is not None:
+        return describe_rate(scan.saturation_rate_per_s)
+    return ABOVE_GRID if scan.clear_rates_per_s[-1:] == rates.rates_per_s[-1:] else UNKNOWN_KNEE
 
 
 def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:

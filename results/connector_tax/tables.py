@@ -12,7 +12,7 @@ from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.read import headline
-from results.connector_tax.saturation import describe_rate, reference_rates
+from results.connector_tax.saturation import describe_knee, describe_rate, reference_rates
 from results.connector_tax.saturation_criteria import FEWEST
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
@@ -133,17 +133,12 @@ def _list_marks(analysis: Analysis, cell: CellSummary) -> str:
 
 
 def _saturation_table(analysis: Analysis) -> Table:
-    knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     phase_a = {cell.path for cell in analysis.cells if cell.phase == "A"}
     judged = sorted(
         (judgement for path, judgement in analysis.saturation.items() if path in phase_a),
         key=lambda judgement: (judgement.config, judgement.rate_per_s, judgement.trial),
     )
     limit = analysis.rates.thresholds
-
-    def describe_knee(cell: CellSaturation) -> str:
-        knee = knees.get(cell.config)
-        return "above the grid" if knee is None else f"{knee:g} req/s"
 
     columns: tuple[Column[CellSaturation], ...] = (
         Column("config", lambda cell: cell.config),
@@ -155,7 +150,7 @@ def _saturation_table(analysis: Analysis) -> Table:
         Column("specification: throughput ratio", lambda cell: cell.criteria[0].specified, form=".3f"),
         Column("its criteria fire", lambda cell: _list_numbers(cell.specified_fired)),
         Column("saturated", lambda cell: {True: "yes", False: "no", None: f"not known: {cell.reason}"}[cell.saturated]),
-        Column("config saturates at", describe_knee),
+        Column("config saturates at", lambda cell: describe_knee(analysis.rates, cell.config)),
     )
     note = (
         f"A star marks the criterion that fired. Cohort ratio: {term('cohort ratio').meaning}. The specification "

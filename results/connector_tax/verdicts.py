@@ -82,7 +82,8 @@ def judge_hypotheses(
         hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None), remedy),
     )
     family = _list_measured(measurements)
-    return correct_together(judged, undefined=sum(one.p is None and one.name in family for one in judged))
+    corrected = correct_together(judged, undefined=sum(one.p is None and one.name in family for one in judged))
+    return tuple(map(hypotheses.withdraw_agreement, corrected))
 
 
 def _list_measured(measurements: Measurements) -> frozenset[str]:

@@ -42,7 +42,7 @@ from results.records.layout import LifecycleLayout
 from results.records.lifecycle import Clock, LifecycleRecord
 from results.records.run_folder import RunFacts, run_facts
 from results.records.skipped_cells import read_skipped
-from results.statistics.judgement import Judgement, correct_together
+from results.statistics.judgement import Judgement, Outcome, correct_together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,11 @@ def analyze(root: Path) -> LifecycleAnalysis:
 
 
 def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
-    """In the specification's order; those that compare times are corrected together (Holm)."""
+    """In the specification's order; those that compare times are corrected together (Holm).
+
+    One of them with numbers but without a p belongs to the family: a launch that lacks a (C, N) must not make the
+    others look more certain.
+    """
     plain, launches = measured.plain_overheads, measured.launches
     dominance = verdicts.judge_dominance(measured.compared, measured.settings.min_new_tokens)
     linearity = verdicts.judge_linearity(measured.costs)
@@ -146,16 +150,15 @@ def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
         verdicts.judge_overhead(measured.overheads, measured.break_evens, measured.order_effects),
     ]
     fitted = len(transfers_of(measured.compared).split_launches())
-    complete, increment = verdicts.judge_completeness(measured.records), verdicts.judge_increment(measured.volumes)
-    return correct_together(
-        (
-            complete,
-            verdicts.require_launches(dominance, launches),
-            verdicts.require_launches(linearity, launches, fitted),
-            increment,
-            *(verdicts.require_launches(one, launches) for one in overheads),
-        )
+    complete = verdicts.judge_completeness(measured.records)
+    increment = verdicts.judge_increment(measured.volumes, verdicts.list_unsized(measured.records))
+    of_times = (
+        verdicts.require_launches(dominance, launches),
+        verdicts.require_launches(linearity, launches, fitted),
+        *(verdicts.require_launches(one, launches) for one in overheads),
     )
+    undefined = sum(one.p is None and one.outcome is not Outcome.OPEN for one in of_times)
+    return correct_together((complete, *of_times[:2], increment, *of_times[2:]), undefined=undefined)
 
 
 def _find_gaps(root: Path, contents: Collected, records: Sequence[LifecycleRecord]) -> list[Gap]:

@@ -299,7 +299,12 @@ def _find_break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
         text = f"the sign changes {len(turns)} times along N"
         return BreakEven(context, unknown(text), None, signs, text)
     (before, after), *_ = turns
-    between = [cell for cell in row if before.new_tokens <= cell.new_tokens <= after.new_tokens]
+    between = [
+        cell
+        for cell in row
+        if before.new_tokens <= cell.new_tokens <= after.new_tokens
+        and is_judged_over_launches(cell) == is_judged_over_launches(before)  # ratios and milliseconds give no line
+    ]
     crossings = (_interpolate_crossing(*pair) for pair in pairwise(between) if _changes_sign(*pair))
     crossing = next(crossings, math.sqrt(before.new_tokens * after.new_tokens))
     low, high = before.new_tokens, after.new_tokens

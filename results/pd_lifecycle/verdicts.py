@@ -9,12 +9,13 @@ there on. Stamps and bytes are counted: they need one.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from results.pd_lifecycle.by_launch import Size, measure_log_ratios, split_launches
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios, size_of, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import (
     COMBINED_ENGINE,
@@ -113,7 +114,8 @@ def _format_percent(estimate: Estimate) -> str:
 def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
     """2: rdma_transfer_ms > p_prefill_ms for N >= 4k."""
     measured, p_values = _measure_dominance(records)
-    sizes = {size: f"C={size[0]} N={size[1]}" for size in measured if size[1] >= min_new_tokens}
+    measured = _list_without_ratio(records) | dict(measured)
+    sizes = {size: f"C={size[0]} N={size[1]}" for size in sorted(measured) if size[1] >= min_new_tokens}
     ratios = {name: measured[size] for size, name in sizes.items()}
     known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
@@ -132,15 +134,15 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     elif ratios and not rest:
         outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(ratios)} (C, N)"
     else:
-        outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
+        outcome = Outcome.UNDECIDED if any(one.value is not None for one in ratios.values()) else Outcome.OPEN
         missing = f"no (C, N) with N >= {min_new_tokens} was measured"
         reason = _explain_undecided({name: ratios[name] for name in rest}) if ratios else missing
     decided = below or rest or above
     shown = ratios[decided[0]] if decided else unknown(reason)
     values = [one.value for one in ratios.values() if one.value is not None]
     longer = sum(value > 1 for value in values)
-    met = "met" if longer == len(values) else "not met"
-    point = f"{met}, longer at {longer} of {len(values)} (C, N)" if values else ""
+    met = "met" if longer == len(ratios) else "not met"
+    point = f"{met}, longer at {longer} of {len(ratios)} (C, N)" if values else ""
     return Judgement(
         name="2",
         claim="Transfer dominates",
@@ -184,6 +186,16 @@ def _find_p_of_all(
     if not ratios or len(p_values) < len(ratios):
         return None
     return max(p if (ratios[name].value or 0.0) > 1 else 1.0 for name, p in p_values.items())
+
+
+def _list_without_ratio(records: Sequence[LifecycleRecord]) -> dict[Size, Estimate]:
+    """Every (C, N) with a counted request, and why it has no ratio: a rule about all of them needs it at each."""
+    sizes: dict[Size, Estimate] = {}
+    for record in records:
+        if record.counted:
+            why = next((record.gaps[name] for name in ("rdma_transfer", "p_prefill") if name in record.gaps), None)
+            sizes.setdefault(size_of(record), unknown(why or "not measured"))
+    return sizes
 
 
 def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size, Estimate], Mapping[Size, float]]:
@@ -273,16 +285,31 @@ def judge_linearity(costs: Costs) -> Judgement:
     )
 
 
-def judge_increment(volumes: Sequence[Volume]) -> Judgement:
-    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take."""
+def list_unsized(records: Sequence[LifecycleRecord]) -> tuple[Size, ...]:
+    """The (C, N) of counted requests of which none has its bytes, and whose N was measured at several C."""
+    sized: dict[Size, bool] = {}
+    for record in records:
+        if record.counted:
+            size = size_of(record)
+            sized[size] = sized.get(size, False) or bool(record.transfer_detail.bytes_transferred)
+    contexts = Counter(new_tokens for _, new_tokens in sized)
+    return tuple(size for size in sorted(sized) if not sized[size] and contexts[size[1]] > 1)
+
+
+def judge_increment(volumes: Sequence[Volume], without: Sequence[Size] = ()) -> Judgement:
+    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take.
+
+    without: as `list_unsized`; a rule about all C needs the bytes at each.
+    """
     comparable = [one for one in volumes if len(one.bytes_by_context) > 1]
     blind = [one for one in comparable if one.block_bytes is None and max(one.spread_bytes, _off_by(one)) > 0]
     differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
     wrong = [one for one in comparable if one.block_bytes is not None and _off_by(one) > one.block_bytes]
     unsized = [one for one in comparable if one.kv_bytes is None]
     agreement = list_some([_agreement_text(one) for one in comparable])
+    missing = f"no bytes were counted at {list_some([f'C={size[0]} N={size[1]}' for size in without])}"
     if not comparable:
-        outcome, reason = Outcome.OPEN, "no N was measured at two values of C"
+        outcome, reason = Outcome.OPEN, missing if without else "no N was measured at two values of C"
     elif differ:
         outcome, reason = Outcome.FAILS, list_some([_spread_text(one) for one in differ])
     elif wrong:
@@ -298,12 +325,16 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
             "constant over C, size not checked: the KV bytes of a token by the model's configuration are unknown at "
             f"N = {list_some([str(one.new_tokens) for one in unsized])}; {agreement}"
         )
+    elif without:
+        outcome, reason = Outcome.UNDECIDED, f"{missing}; elsewhere they are constant over C: {agreement}"
     else:
         outcome = Outcome.HOLDS
         contexts = max(len(one.bytes_by_context) for one in comparable)
         reason = f"at each of {len(comparable)} N, over up to {contexts} values of C, the bytes agree within a block: "
         reason += agreement
-    left_out = [str(one.new_tokens) for one in volumes if len(one.bytes_by_context) == 1]
+    unsure = {new_tokens for _, new_tokens in without}
+    alone = (one.new_tokens for one in volumes if len(one.bytes_by_context) == 1)
+    left_out = [str(new_tokens) for new_tokens in alone if new_tokens not in unsure]
     if comparable and left_out:
         reason = f"N = {', '.join(left_out)} left out, measured at one C; {reason}"
     shown = next(iter(differ or comparable), None)

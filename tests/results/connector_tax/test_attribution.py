@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,13 @@ def attribute(
     own: CellSummary | None = None,
     plain: CellSummary = PLAIN,
     metric: Metric = Metric.TPOT_P90,
+    recorded: Sequence[str] = ("plain", "noop_connector"),
 ) -> Attribution:
-    cells = [plain, own or make_cell("noop_connector", **NOOP)]
+    """`recorded`: the configs whose settings are known; equal ones, unless the cells have others."""
+    cells = [
+        replace(cell, settings=cell.settings or {"async_scheduling": True}) if cell.config in recorded else cell
+        for cell in (plain, own or make_cell("noop_connector", **NOOP))
+    ]
     row = TaxRow("ref_safe", "A", 4.0, SHAPE, "noop_connector", metric, tax, None, "")
     (found,) = attribute_taxes([row], cells, list_engine_changes(cells))
     return found
@@ -120,6 +125,17 @@ def test_what_vllm_changed_may_account_for_it() -> None:
     own = make_cell("noop_connector", settings={"async_scheduling": False}, **NOOP)
     found = attribute(interval(0.06, 0.136), own=own, plain=plain)
     assert (found.cause, found.reason) == (Cause.CHANGES, "async_scheduling: on -> off")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reason"),
+    [(("plain",), "unknown: not recorded: the probe"), (("noop_connector",), "unknown: the settings of plain are not")],
+)
+def test_settings_that_were_not_recorded_may_have_changed(recorded: Sequence[str], reason: str) -> None:
+    found = attribute(interval(0.06, 0.136), recorded=recorded)
+    assert found.cause == Cause.UNDECIDED
+    assert reason in found.reason
+    assert attribute(interval(-0.02, 0.04), recorded=recorded).cause == Cause.CALLBACKS
 
 
 def test_without_step_timing_nothing_is_said() -> None:

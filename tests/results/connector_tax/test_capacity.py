@@ -191,6 +191,31 @@ def test_goodput_is_shown_where_there_is_an_objective() -> None:
     assert "TTFT <= 500 ms" in with_.note
 
 
+def test_goodput_is_compared_at_the_rates_that_both_measured() -> None:
+    """At plain's best rate the config's client fell behind: that costs the config no goodput."""
+
+    def compare(degraded: Sequence[float]) -> CapacityCost:
+        cells = [
+            replace(cell, degraded="slow client") if config == "nixl_both" and cell.rate_per_s in degraded else cell
+            for trial in range(3)
+            for config in ("plain", "nixl_both")
+            for cell in sweep(config, trial, 99.0)
+        ]
+        saturation = {judged.cell: judged for judged in judge_cells(cells)}
+        rows = measure_capacity(cells, saturation, lambda cell: Estimate(min(cell.rate_per_s, 12.0) + 0.1 * cell.trial))
+        return next(row for row in rows if row.config == "nixl_both")
+
+    some = compare([16.0])
+    assert some.goodput_per_s is not None
+    assert some.goodput_per_s.value == pytest.approx(8.1)
+    assert some.goodput_change is not None
+    assert some.goodput_change.change.value == 0.0
+    assert some.goodput_change.verdict != Verdict.LOWER
+    none = compare([4.0, 8.0]).goodput_change
+    assert none is not None
+    assert none.change.value == 0.0, "16 req/s is the best rate of both"
+
+
 @pytest.mark.parametrize("trials", [1, 3])
 def test_a_plain_without_goodput_gives_no_ratio_and_says_so(monkeypatch: pytest.MonkeyPatch, trials: int) -> None:
     """An objective that no request met: 0 / 0 would be called not distinguishable."""

@@ -195,6 +195,19 @@ def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
     draw(figure, DRAWERS)
 
 
+def test_a_config_whose_highest_rate_is_degraded_is_not_drawn_as_saturating_above_the_grid(root: Path) -> None:
+    layout = RunLayout(root).config(DATE, "plain")
+    write_cell(layout, Cell("plain", Behavior(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
+    (note,) = (
+        text.get_text()
+        for axes in DRAWERS[3](_figure(root, 3)).axes
+        for text in axes.texts
+        if "knee" in text.get_text()
+    )
+    assert " not known\n    plain" in note
+    assert " above the grid\n    noop_connector" in note
+
+
 @pytest.mark.parametrize("number", [3, 6])
 def test_lines_are_named_where_they_are_and_not_in_a_legend(drawn: dict[int, Figure], number: int) -> None:
     drawing = DRAWERS[number](drawn[number])

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.saturation import choose_reference_rates, judge_cells, reference_rates
+from results.connector_tax.saturation import choose_reference_rates, describe_knee, judge_cells, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, judge
 from results.connector_tax.summary import CellSummary
 from results.measures.engine_metrics import SAMPLES, WAITING, server_values
@@ -207,6 +207,25 @@ def test_a_reference_rate_below_degraded_rates_says_that_those_are_not_known() -
     assert found.ref_load_reason.startswith("nothing saturated up to 2 req/s; at each higher rate a cell is degraded")
     none = reference_rates(curve("plain", [None, None]))
     assert none.ref_load_reason.startswith("no rate of Phase A is clear for plain: at every rate a cell is degraded")
+
+
+def test_a_config_saturates_above_the_grid_only_where_its_highest_rate_is_known_to_be_clear() -> None:
+    curves = {
+        "plain": [False, False, False],
+        "noop_connector": [False, None, False],
+        "nixl_both": [False, False, None],
+        "lmcache_only": [False, False],
+        "mooncake_both": [False, None, True],
+    }
+    rates = reference_rates([one for config, states in curves.items() for one in curve(config, states)])
+    assert {config: describe_knee(rates, config) for config in (*curves, "mooncake_producer")} == {
+        "plain": "above the grid",
+        "noop_connector": "above the grid",
+        "nixl_both": "not known",
+        "lmcache_only": "not known",
+        "mooncake_both": "4 req/s",
+        "mooncake_producer": "not known",
+    }
 
 
 def test_there_may_be_no_reference_rate_and_then_a_reason() -> None:

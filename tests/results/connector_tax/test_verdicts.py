@@ -19,7 +19,7 @@ from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.run_folder import PreflightDecision
-from results.statistics.judgement import Judgement, Outcome
+from results.statistics.judgement import Judgement, Outcome, correct_together
 
 HOLDS, FAILS, UNDECIDED, OPEN = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.OPEN
 MISSING = unknown("nixl_both was not measured at this load")
@@ -188,6 +188,14 @@ def test_the_p_of_a_trend_is_that_of_a_decision_which_its_interval_takes() -> No
 )
 def test_the_prior_of_the_trace_replay_is_accepted_or_revised(tax: Estimate, says: str) -> None:
     assert rules.judge_tax(tax).prior == f"+45 % in the trace replay, accepted in [25 %, 60 %]: {says}"
+
+
+def test_a_gap_that_does_not_survive_the_correction_does_not_agree_with_the_trace_replay() -> None:
+    gap = replace(h2(about(0.06, 0.08)), p=0.04)
+    (judged,) = correct_together([gap], undefined=1)
+    assert (judged.outcome, judged.alone) == (UNDECIDED, HOLDS)
+    assert rules.withdraw_agreement(judged).prior.endswith("accepted in [5 pp, 10 pp]: undecided")
+    assert rules.withdraw_agreement(gap).prior.endswith("accepted in [5 pp, 10 pp]: agrees")
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 1))

@@ -329,6 +329,21 @@ def test_criterion_3_needs_the_transfers_of_three_launches(tmp_path: Path) -> No
     assert linearity.reason.startswith("2 of 3 launches have its numbers: a verdict needs 3. Within the launches: R^2 ")
 
 
+def test_a_criterion_that_the_data_leave_without_a_p_stays_in_holm_s_family(tmp_path: Path) -> None:
+    """One launch lacks one (C, N): criterion 2 has no p, and criteria 3 and 5 are no more certain for that."""
+    records = [
+        replace(one, trial=trial)
+        for trial in range(3)
+        for one in grid(Truth(prefill_ms_per_token=0.0001), sizes=(512, 2048, 8192), lengths=(1,), seed=trial)
+        if trial or size_of(one) != (0, 8192)
+    ]
+    _, dominance, linearity, _, overhead = analyze(write_run(tmp_path, records)).criteria
+    assert (dominance.p, linearity.p is None, overhead.p is None) == (None, False, False)
+    p = [one.p or 0.0 for one in (linearity, overhead)]
+    corrected = [one.p_corrected or 0.0 for one in (linearity, overhead)]
+    assert min(corrected) == pytest.approx(min(1.0, 3 * min(p)))
+
+
 def test_runs_are_compared_over_the_whole_grid_too(tmp_path: Path) -> None:
     """A (C, N) with the two degrees of freedom of three launches shows hardly any change."""
     analysis = analyze(write_run(tmp_path, tuple(_launch_grids(3, short=6))))

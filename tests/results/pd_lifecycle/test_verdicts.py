@@ -70,6 +70,26 @@ def test_the_transfer_dominates_only_at_every_long_prompt(truth: Truth, outcome:
     assert all("N=512" not in name and "N=2048" not in name for name in criterion.numbers)
 
 
+def _without_transfer(record: LifecycleRecord) -> LifecycleRecord:
+    """As where the probe lost the stamps of the write."""
+    gaps = {**record.gaps, "rdma_transfer": "t5_rdma_start: no stamp"}
+    return replace(record, breakdown_ms={**record.breakdown_ms, "rdma_transfer": None}, gaps=gaps)
+
+
+@pytest.mark.parametrize("launches", [1, 3])
+def test_a_long_prompt_whose_transfer_is_unknown_is_not_left_out_of_a_rule_about_all(launches: int) -> None:
+    truth = Truth(prefill_ms_per_token=0.0001)
+    whole = [replace(one, trial=trial) for trial in range(launches) for one in grid(truth, seed=trial)]
+    assert verdicts.judge_dominance(whole, 4000).outcome is Outcome.HOLDS
+    lacking = [_without_transfer(one) if one.config.current_new_tokens == 8192 else one for one in whole]
+    criterion = verdicts.judge_dominance(lacking, 4000)
+    assert (criterion.outcome, criterion.p) == (Outcome.UNDECIDED, None)
+    assert criterion.reason.startswith("no interval at C=0 N=8192; C=4096 N=8192: t5_rdma_start: no stamp")
+    assert criterion.reason.endswith("; by the point alone: not met, longer at 2 of 4 (C, N)")
+    nothing = verdicts.judge_dominance([_without_transfer(one) for one in whole], 4000)
+    assert (nothing.outcome, nothing.measured.value) == (Outcome.OPEN, None)
+
+
 def test_no_long_prompt_leaves_dominance_open() -> None:
     criterion = verdicts.judge_dominance(tuple(grid(Truth(), sizes=(512,))), 4000)
     assert criterion.outcome is Outcome.OPEN
@@ -147,6 +167,30 @@ def test_a_size_at_one_context_is_left_out_and_named(usual: tuple[LifecycleRecor
     assert "left out" not in verdicts.judge_increment(measure_volumes(usual)).reason
 
 
+def _without_bytes(record: LifecycleRecord) -> LifecycleRecord:
+    return replace(record, transfer_detail=replace(record.transfer_detail, bytes_transferred=None))
+
+
+def test_a_context_at_which_no_bytes_were_counted_is_not_left_out_of_a_rule_about_all(
+    usual: tuple[LifecycleRecord, ...],
+) -> None:
+    assert verdicts.list_unsized(usual) == ()
+    lacking = [_without_bytes(one) if one.config.key[:2] == (4096, 8192) else one for one in usual]
+    without = verdicts.list_unsized(lacking)
+    assert without == ((4096, 8192),)
+    criterion = verdicts.judge_increment(measure_volumes(lacking), without)
+    assert criterion.outcome is Outcome.UNDECIDED
+    assert criterion.reason.startswith(
+        "no bytes were counted at C=4096 N=8192; elsewhere they are constant over C: N=512"
+    )
+    nowhere = [_without_bytes(one) for one in usual]
+    nothing = verdicts.judge_increment(measure_volumes(nowhere), verdicts.list_unsized(nowhere))
+    assert (nothing.outcome, len(verdicts.list_unsized(nowhere))) == (Outcome.OPEN, 8)
+    assert nothing.reason.startswith("no bytes were counted at C=0 N=512; C=0 N=2048;")
+    alone = [one for one in nowhere if one.config.prior_context == 0]
+    assert verdicts.list_unsized(alone) == (), "at one C there is nothing to compare"
+
+
 def test_one_context_cannot_say_whether_transfers_are_incremental() -> None:
     assert verdicts.judge_increment(measure_volumes(tuple(grid(Truth(), contexts=(0,))))).outcome is Outcome.OPEN
 
@@ -212,6 +256,21 @@ def test_break_even_goes_by_the_ratios_that_decide_where_a_slow_repetition_moved
     assert row.new_tokens.value is not None
     assert 512 < row.new_tokens.value < 1024
     assert row.slower_above is False
+
+
+def test_break_even_is_not_interpolated_between_a_ratio_and_milliseconds() -> None:
+    """A launch lacks the (C, N) in the middle: it has no ratio over the launches."""
+    slow, between, fast = (
+        msgspec.structs.replace(cell, overhead_ms=Estimate(30.0, launches=3), change=change)
+        for cell, change in zip(
+            _cells("+?-"),
+            (Estimate(0.1, launches=3), Estimate(0.3, launches=2), Estimate(1 / 1.1 - 1, launches=3)),
+            strict=True,
+        )
+    )
+    (row,) = find_break_evens([slow, between, fast])
+    assert row.new_tokens.value == pytest.approx(1024)
+    assert (row.new_tokens.low, row.new_tokens.high, row.new_tokens.n) == (512.0, 2048.0, 2)
 
 
 def test_the_overhead_of_a_grid_is_what_it_was_made_of() -> None:
