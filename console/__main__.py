@@ -22,10 +22,10 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("TEXTUAL_COLOR_SYSTEM", "standard")
     from console.app import TraconApp
     from console.app_protocol import Options
-    from state.workspace import Workspace, default_root
+    from state.workspace import Workspace, find_default_root
 
     try:
-        run = Workspace(args.workspace or default_root()).find(args.run) if args.run else None
+        run = Workspace(args.workspace or find_default_root()).find(args.run) if args.run else None
     except StateError as error:
         print(visible(f"tracon: {error}. {error.remedy}"), file=sys.stderr)
         return error.exit_code

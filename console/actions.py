@@ -241,7 +241,7 @@ def why_not(action: str, state: RunState | None, live: bool, failed: int, *, pau
     return ""
 
 
-def what_instead(
+def suggest_instead(
     action: str, state: RunState | None, live: bool, *, pausing: bool = False, has_list: bool = True
 ) -> str:
     """What the operator can do where `why_not` gives a reason; empty = wait.
@@ -271,6 +271,6 @@ def fill_command(
     return filled if workspace is None else (*filled, "--workspace", str(workspace))
 
 
-def command_line(action: str, run: Path, workspace: Path | None = None, **values: str) -> tuple[str, ...]:
+def make_command_line(action: str, run: Path, workspace: Path | None = None, **values: str) -> tuple[str, ...]:
     """The argument vector that does the same as this action."""
     return fill_command(BY_ID[action].command, run, workspace, values)

@@ -72,7 +72,7 @@ class TraconApp(Host):
         )
         if not isinstance(screen, ConsoleScreen):
             return
-        for action in keys.screen_actions(screen.NAME):
+        for action in keys.list_screen_actions(screen.NAME):
             method = action.method or action.id
             _, name, parameters = parse(method)
             if action.id in ("open", "command_palette") or not screen.check_action(name, parameters):

@@ -9,7 +9,7 @@ from pathlib import Path
 from textual.app import App
 
 from console.panels.panel import Look
-from state.workspace import Workspace, default_root
+from state.workspace import Workspace, find_default_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Host(App[None]):
 
     @property
     def workspace(self) -> Workspace:
-        return Workspace(self.options.workspace or default_root())
+        return Workspace(self.options.workspace or find_default_root())
 
     @property
     def workspace_words(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class Host(App[None]):
 
     def workspace_of(self, folder: Path) -> Path | None:
         """The workspace a command line has to name for this run; None = the default one."""
-        return None if folder.parent == default_root() else folder.parent
+        return None if folder.parent == find_default_root() else folder.parent
 
     @property
     @abstractmethod

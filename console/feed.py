@@ -12,7 +12,7 @@ from console.pasts import Past, Pasts
 from results.records.events import InstanceSampled, MigrationChanged, RouterSampled
 from state.errors import StateError
 from state.events import Recorded
-from state.lease import HEARTBEAT_S, LeaseState, lease_state
+from state.lease import HEARTBEAT_S, LeaseState, read_lease_state
 from state.model import EMPTY, RunView
 from state.store import RunStore
 from state.view import HISTORY_SAMPLES, fold
@@ -133,8 +133,8 @@ class RunFeed:
                     self._post(Picture(folded=recorded.seq))
                 if self._ending.is_set():
                     return
-            lease = lease_state(store)
-            news = (view.last_seq, lease.state, lease.pid, lease.host, _silent_tens(lease))
+            lease = read_lease_state(store)
+            news = (view.last_seq, lease.state, lease.pid, lease.host, _count_silent_tens(lease))
             if news != shown:
                 shown = news
                 self._post(Picture(view, lease, trails.frozen(), pasts.frozen(), view.last_seq, loading=False))
@@ -154,7 +154,7 @@ def _store_routed(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
         pasts.remember(view.routing)
 
 
-def _silent_tens(lease: LeaseState) -> int:
+def _count_silent_tens(lease: LeaseState) -> int:
     """Tens of seconds since the last heartbeat; 0 within three heartbeats."""
     return 0 if lease.age_s is None or lease.age_s < 3 * HEARTBEAT_S else int(lease.age_s // 10)
 
@@ -164,7 +164,7 @@ def now_unix_s() -> float:
     return time.time()
 
 
-def now_of(picture: Picture) -> float:
+def find_now(picture: Picture) -> float:
     """Unix seconds of the picture: now while a process runs the run (or when it was frozen), else its last event."""
     if picture.frozen_unix_s is not None:
         return picture.frozen_unix_s

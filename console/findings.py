@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from results.records.errors import ResultsError
 from results.records.events import CellState
-from results.registry import is_measured, results_named
+from results.registry import find_results, is_measured
 from results.report.chart import Chart
 from state.model import RunView
 from state.run import CELL_ENDED
@@ -71,7 +71,7 @@ class Findings:
 def has_page(experiment: str) -> bool:
     """Runs of this experiment can be shown on one page."""
     try:
-        return results_named(experiment).page is not None
+        return find_results(experiment).page is not None
     except ResultsError:
         return False
 
@@ -130,7 +130,7 @@ class Analyst:
 def analyze_folder(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now. Takes seconds; imports the analysis."""
     try:
-        results = results_named(experiment)
+        results = find_results(experiment)
         analysis = results.analyze(folder)
         text = results.report(analysis)
         charts = results.charts(analysis) if results.charts is not None else ()

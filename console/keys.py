@@ -9,29 +9,29 @@ from textual.binding import Binding
 
 from console.actions import ACTIONS, BY_ID, KEY_NAMES, LOOK, Action
 from console.panels.panel import PanelKind
-from console.panels.registry import panel_kinds
+from console.panels.registry import list_panel_kinds
 
 
-def all_actions() -> tuple[Action, ...]:
+def list_actions() -> tuple[Action, ...]:
     """In the order of the help; the panels come first among the actions that look."""
-    kinds = panel_kinds()
+    kinds = list_panel_kinds()
     texts = {
-        "previous": _steps_text(kinds, "previous"),
-        "next": _steps_text(kinds, "next"),
+        "previous": _describe_steps(kinds, "previous"),
+        "next": _describe_steps(kinds, "next"),
         "exports": "; ".join(f"on {kind.title}: {kind.exports}" for kind in kinds if kind.exports),
     }
     first = next(index for index, action in enumerate(ACTIONS) if action.group == LOOK)
-    actions = (*ACTIONS[:first], *map(panel_action, kinds), *ACTIONS[first:])
+    actions = (*ACTIONS[:first], *map(make_panel_action, kinds), *ACTIONS[first:])
     return tuple(replace(action, help=action.help.format(**texts)) for action in actions)
 
 
-def panel_action(kind: PanelKind) -> Action:
+def make_panel_action(kind: PanelKind) -> Action:
     return Action(
         kind.name, (kind.key,), kind.title, kind.help, LOOK, command=kind.command, method=f"open_panel('{kind.name}')"
     )
 
 
-def _steps_text(kinds: Iterable[PanelKind], which: str) -> str:
+def _describe_steps(kinds: Iterable[PanelKind], which: str) -> str:
     """`on Results and Lifecycle: the next section; on Migrations: the next cell`."""
     titles: dict[str, list[str]] = {}
     for kind in kinds:
@@ -40,8 +40,8 @@ def _steps_text(kinds: Iterable[PanelKind], which: str) -> str:
     return "; ".join(f"on {' and '.join(on)}: the {which} {what}" for what, on in titles.items())
 
 
-def screen_actions(screen: str) -> tuple[Action, ...]:
-    return tuple(action for action in all_actions() if screen in action.screens)
+def list_screen_actions(screen: str) -> tuple[Action, ...]:
+    return tuple(action for action in list_actions() if screen in action.screens)
 
 
 def make_bindings(actions: Iterable[Action]) -> list[Binding]:
@@ -61,10 +61,10 @@ def make_bindings(actions: Iterable[Action]) -> list[Binding]:
     ]
 
 
-def panel_bindings() -> list[Binding]:
-    return make_bindings(panel_action(kind) for kind in panel_kinds())
+def make_panel_bindings() -> list[Binding]:
+    return make_bindings(make_panel_action(kind) for kind in list_panel_kinds())
 
 
-def fixed_bindings(screen: str) -> list[Binding]:
+def make_fixed_bindings(screen: str) -> list[Binding]:
     """The keys of a screen that do not depend on which panels there are."""
-    return make_bindings(action for action in screen_actions(screen) if action.id in BY_ID)
+    return make_bindings(action for action in list_screen_actions(screen) if action.id in BY_ID)

@@ -35,13 +35,13 @@ class Axis:
     labels: tuple[str, ...]
 
 
-def window_text(window_s: float | None) -> str:
+def format_window(window_s: float | None) -> str:
     if window_s is None:
         return "whole run"
     return f"last {window_s / 60:.0f} min"
 
 
-def measured_points(
+def list_measured_points(
     history: Iterable[tuple[float, _S]], value: Callable[[_S], float | None], since: float
 ) -> tuple[Point, ...]:
     """The measured values from `since` on; seconds without one are left out."""
@@ -66,7 +66,7 @@ def find_gaps(line: Sequence[Point], limit_s: float = GAP_S) -> list[int]:
     return [i for i in range(1, len(line)) if line[i][0] - line[i - 1][0] > limit_s]
 
 
-def value_axis(top: float, rows: int) -> Axis:
+def make_value_axis(top: float, rows: int) -> Axis:
     """From zero to a round number at or above `top`, with a label about every third row."""
     parts = max(2, min(4, rows // 3))
     step = _round_up(max(top, 1e-9) / parts)
@@ -74,7 +74,7 @@ def value_axis(top: float, rows: int) -> Axis:
     return Axis(0.0, ticks[-1], ticks, tuple(f"{tick:g}" for tick in ticks))
 
 
-def time_axis(start: float, end: float, columns: int) -> Axis:
+def make_time_axis(start: float, end: float, columns: int) -> Axis:
     """Local clock times at round distances."""
     span = max(end - start, 1.0)
     room = max(1, columns // 9)

@@ -34,7 +34,7 @@ def submit_request(folder: Path, action: str, target: str = "", reason: str = ""
     try:
         with RunStore.open(folder) as store:
             number = operator_requests.submit(
-                store, action, target, reason, f"{operator_requests.user_name()}/console {os.getpid()}"
+                store, action, target, reason, f"{operator_requests.find_user_name()}/console {os.getpid()}"
             )
     except StateError as error:
         return Result(False, f"{error}. {error.remedy}")

@@ -90,7 +90,7 @@ MODELS: Mapping[str, BuiltinModel] = {
 }
 
 
-def builtin_folder(source: str) -> Path | None:
+def find_builtin_folder(source: str) -> Path | None:
     """The folder of the model of this `model.source`, which need not exist yet; None where Tracon does not write it.
 
     Raises LaunchError for an unknown `builtin:` name.

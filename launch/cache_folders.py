@@ -13,7 +13,7 @@ FOLDERS = {"XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config", "TRITON_CACHE
 """Variable to folder name. vLLM, numba, fontconfig, matplotlib, uv and Hugging Face's hub follow the first two."""
 
 
-def cache_env(environ: Mapping[str, str], home: Path, fallback: Path) -> dict[str, str]:
+def make_cache_env(environ: Mapping[str, str], home: Path, fallback: Path) -> dict[str, str]:
     """Variables that move caches from `home` to `fallback`; empty where `home` can be written.
 
     A variable that is set keeps its value. Where `fallback` cannot be written either, caches go into a private folder

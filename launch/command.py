@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launch.builtin_models import builtin_folder
+from launch.builtin_models import find_builtin_folder
 from launch.environment import Engine
 from launch.errors import LaunchError
-from launch.gpu_devices import VISIBLE, engine_devices
+from launch.gpu_devices import VISIBLE, list_engine_devices
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, EngineSettings, Profile
-from launch.redaction import inherited_env, redact, redact_arguments
+from launch.redaction import redact, redact_arguments, select_inherited_env
 from results.records.launches import LaunchConfig, LaunchRecord
 from results.records.layout import ConfigLayout, write_atomic
 
@@ -113,14 +113,14 @@ def build_launch(
     what happens to KV on its way, beside the step probe's records. `extra_args` and `extra_env` come last.
     """
     kind = profile.engine.kind
-    folder = builtin_folder(profile.model.source)
+    folder = find_builtin_folder(profile.model.source)
     ports = {"http": port, **{name: port + 1 + i for i, name in enumerate(config.ports)}}
     base_env = _build_base_env(profile, engine)
     rings = layout.rings(launch)
     env = {
         **_build_gpu_env(kind),
         **base_env,
-        **config.env_on(kind),
+        **config.merge_env(kind),
         **(config.preflight.env if preflight else {}),
         **{name: str(number) for name, number in ports.items() if name != "http"},
         **_build_cpu_env(kind),
@@ -149,10 +149,17 @@ def build_launch(
         model=profile.model.served_name,
         model_folder=folder,
         kind=kind,
-        devices=engine_devices(profile.engine.tensor_parallel_size, {**os.environ, **env}) if kind == "cuda" else (),
+        devices=_list_devices(profile, env),
         method=profile.launch.method,
         executor=profile.launch.executor,
     )
+
+
+def _list_devices(profile: Profile, env: Mapping[str, str]) -> tuple[str, ...]:
+    """GPUs that an engine with this environment takes; none on CPUs."""
+    if profile.engine.kind != "cuda":
+        return ()
+    return list_engine_devices(profile.engine.tensor_parallel_size, {**os.environ, **env})
 
 
 def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
@@ -178,7 +185,7 @@ def _build_gpu_env(kind: str) -> dict[str, str]:
     return {VISIBLE: os.environ[VISIBLE]} if kind == "cuda" and VISIBLE in os.environ else {}
 
 
-def ports_needed(config: ConnectorConfig) -> int:
+def count_ports_needed(config: ConnectorConfig) -> int:
     """How many ports in a row an engine of this config takes."""
     return 1 + len(config.ports)
 
@@ -194,7 +201,7 @@ def _build_arguments(profile: Profile, config: ConnectorConfig, model: str, port
     arguments += ["--host", LOOPBACK, "--port", str(port), *_build_engine_arguments(profile.engine)]
     if profile.launch.executor:
         arguments += ["--distributed-executor-backend", profile.launch.executor]
-    transfer = config.kv_transfer_on(profile.engine.kind)
+    transfer = config.merge_kv_transfer(profile.engine.kind)
     if transfer is not None:
         arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
     return [*arguments, *profile.engine.extra_args]
@@ -231,7 +238,7 @@ def write_launch(spec: LaunchSpec, layout: ConfigLayout) -> None:
         with layout.launches.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(LaunchRecord(t_unix_s=time.time(), **row))) + "\n")
     except OSError as error:
-        raise unwritable(layout.root, error) from error
+        raise make_unwritable(layout.root, error) from error
 
 
 def _make_executable(path: Path) -> None:
@@ -240,7 +247,7 @@ def _make_executable(path: Path) -> None:
     path.chmod(mode | ((mode & 0o444) >> 2))
 
 
-def unwritable(path: Path, error: OSError) -> Unwritable:
+def make_unwritable(path: Path, error: OSError) -> Unwritable:
     """The error for an artifact that cannot be written."""
     return Unwritable(
         f"cannot write below {path}: {error.strerror or error}",
@@ -248,11 +255,12 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
     )
 
 
-def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+def build_whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """An engine's whole environment: the launching process's, without the settings of its own Python and without
-    secrets that are not the engine's (`inherited_env`), plus what is added. OWN_HOSTS bypass any proxy that it names.
+    secrets that are not the engine's (`select_inherited_env`), plus what is added. OWN_HOSTS bypass any proxy that it
+    names.
     """
-    base = inherited_env(os.environ if inherited is None else inherited)
+    base = select_inherited_env(os.environ if inherited is None else inherited)
     left_out = OWN_PYTHON | (PLACEMENT if "OMP_NUM_THREADS" in added else set())
     env = {**{name: value for name, value in base.items() if name not in left_out}, **added}
     return {**env, **_bypass_proxy(env)}
@@ -312,10 +320,10 @@ def _build_script(spec: LaunchSpec) -> str:
     if spec.method == "fork_server":
         note += "; this is the same engine started from scratch"
     cd = f"cd {shlex.quote(str(spec.cwd))} || exit 1"
-    return "\n".join(["#!/bin/sh", note, cd, *_script_no_proxy(), " \\\n  ".join(lines), ""])
+    return "\n".join(["#!/bin/sh", note, cd, *_make_no_proxy_script(), " \\\n  ".join(lines), ""])
 
 
-def _script_no_proxy() -> list[str]:
+def _make_no_proxy_script() -> list[str]:
     """What `_bypass_proxy` does with the caller's environment, as lines of a shell script."""
     hosts = ",".join(OWN_HOSTS)
     both = " ".join(f'{name}="${{{name}:-${{{other}-}}}}"' for name, other in (NO_PROXY, NO_PROXY[::-1]))

@@ -47,7 +47,7 @@ def read_death(exit_code: int | None, log: str, last_lines: Sequence[str] = ()) 
 
     The first process that a signal ended counts; SIGTERM is how vLLM ends the others of an engine that has died.
     """
-    ends = child_ends(log)
+    ends = find_child_ends(log)
     first = next((end for end in ends if end.ended_by.startswith("SIG") and end.ended_by != "SIGTERM"), None)
     if first is None and (exit_code is None or exit_code >= 0):
         first = next((end for end in ends if end.ended_by != "SIGTERM"), None)
@@ -117,7 +117,7 @@ def name_code(code: int | None) -> str:
 _CHILD = re.compile(r"\[tracon\] process (\S+) pid (\d+) (?:died of (\S+)|ended with (exit code \d+))$", re.MULTILINE)
 
 
-def child_ends(log: str) -> tuple[ChildEnd, ...]:
+def find_child_ends(log: str) -> tuple[ChildEnd, ...]:
     """Every abnormal end of a child that the log names, in its order."""
     return tuple(ChildEnd(m[1], int(m[2]), m[3] or m[4]) for m in _CHILD.finditer(log))
 
@@ -195,7 +195,7 @@ _STARVED = re.compile(r"^\[tracon\] (no Python thread ran for [\d.]+ s \(pid \d+
 _TIMEOUT = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d)(?:\.\d+)?\)!$")
 
 
-def stalls_in(log: str, holds_returned: int = 0) -> tuple[tuple[Stall, ...], int]:
+def find_stalls_in(log: str, holds_returned: int = 0) -> tuple[tuple[Stall, ...], int]:
     """Every stall in the log, in its order; then how many processes are still held, by the log.
 
     A process whose threads cannot run leaves stacks after the limit, and a line with the length at the end: one stall.

@@ -16,7 +16,7 @@ from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import COMPONENTS, Engine, find_engine, home
 from launch.errors import LaunchError
 from launch.gpu_checks import NO_DRIVER, check_cuda_host
-from launch.gpu_devices import VISIBLE, is_among, list_gpus, visible_devices
+from launch.gpu_devices import VISIBLE, is_among, list_gpus, list_visible_devices
 from launch.gpu_modes import SHARING, check_sharing
 from launch.host_checks import (
     check_cpu,
@@ -28,13 +28,13 @@ from launch.host_checks import (
     describe_mooncake_ports,
     describe_part,
 )
-from launch.install_plan import CONNECTORS, DISK_BYTES, list_modules, locked_versions
+from launch.install_plan import CONNECTORS, DISK_BYTES, list_modules, read_locked_versions
 from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
-from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
+from launch.libraries import SYSTEM_LIBRARIES, Library, loadable, make_apt_remedy
 from launch.profile import Profile
 from launch.rdma_checks import RDMA
 from launch.vllm_fit import describe_fit
-from state.workspace import default_root
+from state.workspace import find_default_root
 
 RUN_BYTES = 2_000_000_000
 """Room that a run's artifacts should find."""
@@ -109,7 +109,7 @@ def examine(
         check_ports(profile.launch.port_base),
         *([describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         check_disk("disk for engines", home(), DISK_BYTES[kind] if existing is None else 0),
-        check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
+        check_disk("disk for runs", workspace or find_default_root(), RUN_BYTES),
         check_memory(kind),
         check_cpu(),
         check_instruction_set(flags),
@@ -165,7 +165,7 @@ def _check_components(engine: Engine) -> dict[str, Row]:
     imports = engine.imports if recorded else _try_imports(engine)
     lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
     rows = {name: _check_component(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
-    rows["patches"] = _patches_row(engine)
+    rows["patches"] = _check_patches(engine)
     return rows
 
 
@@ -178,7 +178,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
     needed = [library for library in lacking if name in library.needed_by]
     if needed:
         names = ", ".join(library.soname for library in needed)
-        return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
+        return Row(what, MISSING, f"{version}, but it cannot load {names}", make_apt_remedy(needed))
     if import_error:
         modules = ", ".join(("torch", *list_modules(name, engine.kind, engine.site_packages)))
         remedy = NO_DRIVER if DRIVER_LIBRARY in import_error else f"see `{engine.python} -c 'import {modules}'`"
@@ -188,7 +188,7 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
 
 def _explain_pip(engine: Engine, component: str) -> str:
     """How to add a component to an environment that is not Tracon's: the name under which a registry has it."""
-    locked = locked_versions(engine.kind)
+    locked = read_locked_versions(engine.kind)
     package = next((name for name in COMPONENTS[component] if name in locked), component)
     return f"`{engine.python} -m pip install {package.replace('_', '-')}`"
 
@@ -229,7 +229,7 @@ def _try_imports(engine: Engine) -> dict[str, str]:
     return failed
 
 
-def _patches_row(engine: Engine) -> Row:
+def _check_patches(engine: Engine) -> Row:
     which = "" if engine.managed else f" --engine-python {engine.python}"
     remedy = f"run `tracon patch apply --kind {engine.kind}{which}`"
     try:
@@ -255,17 +255,19 @@ def _check_library(kind: str, engine: Engine | None) -> Row:
         return Row(what, OK, ", ".join(library.soname for library in SYSTEM_LIBRARIES[kind]))
     names = ", ".join(library.soname for library in absent)
     if engine is None:
-        return Row(what, WARN, f"not on this system: {names}; an engine brings copies with NIXL", apt_remedy(absent))
+        return Row(
+            what, WARN, f"not on this system: {names}; an engine brings copies with NIXL", make_apt_remedy(absent)
+        )
     lacking = [library for library in absent if library.soname in engine.lacking]
     if lacking:
-        return Row(what, MISSING, ", ".join(library.soname for library in lacking), apt_remedy(lacking))
+        return Row(what, MISSING, ", ".join(library.soname for library in lacking), make_apt_remedy(lacking))
     return Row(what, OK, f"not on this system, taken from the engine's NIXL: {names}")
 
 
 def _check_gpus(kind: str) -> Row:
     listed = list_gpus()
     if isinstance(listed, list) and listed:
-        return _describe_gpus(listed, None if kind == "cpu" else visible_devices())
+        return _describe_gpus(listed, None if kind == "cpu" else list_visible_devices())
     why = listed if isinstance(listed, str) else "nvidia-smi lists none"
     if kind == "cpu":
         return Row("GPU", OK, f"none, and a CPU engine needs none ({why})")

@@ -24,7 +24,7 @@ import uv
 
 from launch.errors import EngineMissing
 from launch.host import read_host
-from launch.install_plan import KINDS, lock_file, lock_hash, locked_versions, normalize
+from launch.install_plan import KINDS, lock_file, lock_hash, normalize, read_locked_versions
 from launch.libraries import LibraryState, provide
 from launch.redaction import redact, redact_text
 from launch.vllm_fit import require_fit
@@ -105,7 +105,7 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     lock_file(kind)
     if engine_python is not None:
         return _open_existing(kind, engine_python)
-    root = _locked_root(kind)
+    root = _find_locked_root(kind)
     record = intact(root, kind)
     if record is None:
         why = f"there is no {kind} engine environment"
@@ -116,14 +116,14 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     return built(root, record)
 
 
-def _locked_root(kind: str) -> Path:
+def _find_locked_root(kind: str) -> Path:
     return home() / "engines" / f"{kind}-{lock_hash(kind)}"
 
 
 def _name_other_kinds(kind: str) -> Iterator[str]:
     """How to use an environment of another kind that is built here: `cpu-tiny` is the default, also on a GPU host."""
     for other in KINDS:
-        if other != kind and intact(_locked_root(other), other) is not None:
+        if other != kind and intact(_find_locked_root(other), other) is not None:
             yield f"to use the {other} environment, name one of its profiles (`tracon profiles`) with --profile"
 
 
@@ -141,7 +141,7 @@ def intact(root: Path, kind: str) -> EngineRecord | None:
         return None
     folders = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
     installed = {(normalize(name), version) for name, _, version in (folder.rpartition("-") for folder in folders)}
-    return record if locked_versions(kind).items() <= installed else None
+    return record if read_locked_versions(kind).items() <= installed else None
 
 
 def _find_site_packages(root: Path, record: EngineRecord) -> Path:
@@ -162,7 +162,7 @@ def _make_engine(
     """Links borrowed libraries into `borrowed`."""
     libraries = provide(kind, packages, borrowed)
     lacking = tuple(library.soname for library in libraries.lacking)
-    return Engine(kind, python, root, packages, versions, env=library_env(libraries), lacking=lacking)
+    return Engine(kind, python, root, packages, versions, env=make_library_env(libraries), lacking=lacking)
 
 
 def _open_existing(kind: str, engine_python: Path) -> Engine:
@@ -203,7 +203,7 @@ def inspect_python(python: Path) -> dict[str, Any]:
     return description
 
 
-def library_env(libraries: LibraryState) -> dict[str, str]:
+def make_library_env(libraries: LibraryState) -> dict[str, str]:
     """The library path that finds borrowed libraries first, then this process's own."""
     if not libraries.path:
         return {}
@@ -262,14 +262,14 @@ def _describe_host() -> list[str]:
     return [
         f"kernel: {platform.system()} {platform.release()} {platform.machine()}",
         f"libc: {' '.join(platform.libc_ver())}",
-        f"cpu: {cpu_model()}",
+        f"cpu: {read_cpu_model()}",
         f"cores: {host.host_cores} ({host.cores} usable{quota})",
         f"memory: {host.memory_bytes / 1e9:.1f} GB{limit}",
         f"load: {' '.join(f'{value:.2f}' for value in os.getloadavg())}",
     ]
 
 
-def cpu_model() -> str:
+def read_cpu_model() -> str:
     """The CPU's name as the kernel gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

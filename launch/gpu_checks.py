@@ -13,11 +13,20 @@ from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
 from launch.environment import Engine
-from launch.gpu_devices import DRIVER, PART, VISIBLE, ask_nvidia_smi, has_free, list_gpus, query_gpus, visible_devices
+from launch.gpu_devices import (
+    DRIVER,
+    PART,
+    VISIBLE,
+    ask_nvidia_smi,
+    has_free,
+    list_gpus,
+    list_visible_devices,
+    query_gpus,
+)
 from launch.gpu_fit import estimate_engine_bytes, find_fitting_settings
 from launch.gpu_modes import check_modes
-from launch.install_plan import PYTHON, locked_versions
-from launch.profile import Profile, profile_names
+from launch.install_plan import PYTHON, read_locked_versions
+from launch.profile import Profile, list_profile_names
 from launch.rdma_checks import check_rdma
 from results.records.percent import format_percent
 
@@ -65,7 +74,7 @@ def check_cuda_host(engine: Engine | None, infiniband: Path, profile: Profile) -
 
 def read_gpus() -> tuple[GpuFacts, ...]:
     """Those that engines may use; empty where there are none, or nvidia-smi does not answer."""
-    rows = query_gpus(GPU_FIELDS, visible_devices()) or ()
+    rows = query_gpus(GPU_FIELDS, list_visible_devices()) or ()
     try:
         return tuple(
             GpuFacts(index, float(capability), int(total), int(used)) for index, capability, total, used in rows
@@ -98,7 +107,7 @@ def read_torch_cuda(site_packages: Path) -> str | None:
 
 def read_locked_cuda() -> str | None:
     """The CUDA version of the locked environment's torch: that of the runtime locked beside it; None = not known."""
-    runtime = locked_versions("cuda").get("nvidia_cuda_runtime")
+    runtime = read_locked_versions("cuda").get("nvidia_cuda_runtime")
     return None if runtime is None else ".".join(runtime.split(".")[:2])
 
 
@@ -238,7 +247,7 @@ def _check_memory(gpus: Sequence[GpuFacts], profile: Profile) -> Row:
 def _judge_full(detail: str, others_have_room: bool) -> Row:
     """The row where other processes hold too much of some GPUs: missing where vLLM would refuse to start."""
     what = "GPU memory"
-    if any(device.startswith(PART) for device in visible_devices() or ()):
+    if any(device.startswith(PART) for device in list_visible_devices() or ()):
         return Row(what, WARN, f"{detail}; what a part of it (MIG) has free is not known", STOP_HOLDER)
     if others_have_room:
         return Row(what, WARN, f"{detail}: engines take the others", STOP_HOLDER)
@@ -248,7 +257,7 @@ def _judge_full(detail: str, others_have_room: bool) -> Row:
 
 def _explain_no_memory() -> tuple[str, str]:
     """Why the memory of no GPU is known, and the remedy."""
-    listed, named = list_gpus(), visible_devices()
+    listed, named = list_gpus(), list_visible_devices()
     if isinstance(listed, str) or not listed:
         return "nvidia-smi reports no memory", NO_DRIVER
     if named is not None and query_gpus((), named) == []:
@@ -324,7 +333,7 @@ def _suggest_settings(profile: Profile, gpus: Sequence[GpuFacts]) -> str:
         if getattr(profile.engine, name) != getattr(fitting, name)
     ]
     settings = " and ".join(f"engine.{name} = {new}" for name, _, new in changed)
-    if profile.name not in profile_names():
+    if profile.name not in list_profile_names():
         return f"{small}; or write {settings} into the profile"
     # Of the first such line alone: a preset may state the same.
     edits = " ".join(f"-e '0,/^{name} = {old}/s//{name} = {new}/'" for name, old, new in changed)

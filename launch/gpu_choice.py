@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from launch.gpu_devices import PART, VISIBLE, ask_nvidia_smi, has_free, names_gpu, visible_devices
+from launch.gpu_devices import PART, VISIBLE, ask_nvidia_smi, has_free, list_visible_devices, names_gpu
 from launch.profile import Profile
 from results.records.percent import format_percent
 
@@ -66,7 +66,7 @@ def choose_gpus(
         gpus = [(index, uuid, int(total), int(used)) for index, uuid, total, used in rows or ()]
     except ValueError:
         return None
-    named = visible_devices(environ)
+    named = list_visible_devices(environ)
     devices = [index for index, *_ in gpus] if named is None else named
     if not gpus or any(device.startswith(PART) for device in devices):
         return None

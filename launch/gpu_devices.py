@@ -77,15 +77,15 @@ def has_free(total_mib: int, used_mib: int, share: float) -> bool:
     return total_mib - used_mib >= share * total_mib
 
 
-def visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:
+def list_visible_devices(environ: Mapping[str, str] = os.environ) -> list[str] | None:
     """The GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set: every one of the host."""
     named = environ.get(VISIBLE)
     return None if named is None else [device.strip() for device in named.split(",") if device.strip()]
 
 
-def engine_devices(size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
+def list_engine_devices(size: int, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The GPUs that an engine of `size` GPUs uses in this environment: the first ones that it may use."""
-    visible = visible_devices(environ)
+    visible = list_visible_devices(environ)
     return tuple(map(str, range(size))) if visible is None else tuple(visible[:size])
 
 
@@ -112,7 +112,7 @@ def require_gpu(profile: Profile) -> None:
         )
 
 
-def second_devices(size: int, environ: Mapping[str, str] = os.environ, full: Collection[str] = ()) -> str:
+def choose_second_devices(size: int, environ: Mapping[str, str] = os.environ, full: Collection[str] = ()) -> str:
     """`CUDA_VISIBLE_DEVICES` of a second engine of `size` GPUs beside one on the first; empty = there are too few.
 
     `full`: GPUs without room for it, which it skips.
@@ -141,7 +141,7 @@ def name_devices(indexes: Sequence[int], environ: Mapping[str, str] = os.environ
 
 def _list_devices(environ: Mapping[str, str]) -> list[str]:
     """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; empty where that is not known."""
-    visible = visible_devices(environ)
+    visible = list_visible_devices(environ)
     if visible is not None:
         return visible
     return [index for (index,) in query_gpus((), None, environ.get("PATH", "")) or ()]

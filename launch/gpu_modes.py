@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
-from launch.gpu_devices import PART, VISIBLE, query_gpus, visible_devices
+from launch.gpu_devices import PART, VISIBLE, list_visible_devices, query_gpus
 
 MODES = "GPU modes"
 SHARING = "GPU sharing"
@@ -14,7 +14,7 @@ RESET = "`nvidia-smi -c DEFAULT` as root"
 
 def check_modes() -> Row:
     """Compute mode and MIG of the GPUs that engines may use. A field that the driver does not know is ignored."""
-    parts = [device for device in visible_devices() or () if device.startswith(PART)]
+    parts = [device for device in list_visible_devices() or () if device.startswith(PART)]
     split = _list_with(read_field("mig.mode.current"), "Enabled")
     if split and not parts:
         detail = f"MIG splits GPU {split}, and {VISIBLE} names no part: an engine gets one part, of a size not known"
@@ -49,7 +49,7 @@ def read_field(name: str) -> dict[str, str]:
 
     Queried alone: nvidia-smi refuses a whole query for one field that it does not know.
     """
-    rows = query_gpus((name,), visible_devices()) or ()
+    rows = query_gpus((name,), list_visible_devices()) or ()
     return {index: value for index, value in rows if value and not value.startswith("[")}
 
 

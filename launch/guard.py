@@ -84,7 +84,7 @@ def die_with_parent(signum: int, parent: int) -> None:
         os._exit(1)
 
 
-def descendants(root: int) -> list[int]:
+def find_descendants(root: int) -> list[int]:
     """Every live process below `root`, zombies left out. Waits while descriptors or memory are short."""
     return _wait_to_read(partial(_list_descendants, root))
 
@@ -93,7 +93,7 @@ def _list_descendants(root: int) -> list[int]:
     """As `descendants`; raises OSError while descriptors or memory are short."""
     children: dict[int, list[int]] = {}
     for name in _list_processes():
-        state, parent = _state_and_parent(name)
+        state, parent = _read_state_and_parent(name)
         if state not in (b"Z", b"X"):
             children.setdefault(parent, []).append(int(name))
     below_root: list[int] = []
@@ -109,7 +109,7 @@ def _list_processes() -> list[str]:
     return [name for name in _read_if_there(lambda: os.listdir("/proc")) or () if name.isdigit()]  # noqa: PTH208
 
 
-def _state_and_parent(pid: str) -> tuple[bytes, int]:
+def _read_state_and_parent(pid: str) -> tuple[bytes, int]:
     """One-letter state and parent of a process; X where it ended while we looked."""
     line = _read_if_there(lambda: _read_file(f"/proc/{pid}/stat")) or b""
     fields = line.rpartition(b")")[2].split()[:2]
@@ -202,7 +202,7 @@ def kill_descendants(main: int = 0) -> None:
     reap()
 
 
-def segments_of(pids: Iterable[int]) -> set[str]:
+def find_segments(pids: Iterable[int]) -> set[str]:
     """The paths of Python's shared memory that these processes hold: Python keeps its descriptors open.
 
     Raises OSError while descriptors or memory are short.
@@ -223,7 +223,7 @@ def find_own_segments() -> set[str]:
     Empty while descriptors or memory are short: those processes may hold them and are to be ended, so nothing waits.
     """
     with contextlib.suppress(OSError):
-        return segments_of(_list_descendants(os.getpid()))
+        return find_segments(_list_descendants(os.getpid()))
     return set()
 
 
@@ -231,24 +231,24 @@ def remove_segments(segments: set[str]) -> None:
     """Remove what is left of them and held by no process."""
     left = {path for path in segments if os.path.exists(path)}  # noqa: PTH110
     if left:
-        held = _wait_to_read(lambda: segments_of(map(int, _list_processes())))
+        held = _wait_to_read(lambda: find_segments(map(int, _list_processes())))
         for path in left - held:
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
 
 
-def _socket_parents() -> list[str]:
+def _list_socket_parents() -> list[str]:
     """Where folders of sockets may be, the first choice first."""
-    return list(dict.fromkeys([_temporary_folder(os.environ), "/tmp", "/dev/shm"]))
+    return list(dict.fromkeys([_find_temporary_folder(os.environ), "/tmp", "/dev/shm"]))
 
 
-def _temporary_folder(env: Mapping[str, str]) -> str:
+def _find_temporary_folder(env: Mapping[str, str]) -> str:
     return os.path.abspath(env.get(TEMPORARY_FOLDER) or "/tmp")  # noqa: PTH100
 
 
 def make_socket_folder() -> str:
     """A folder on which this process and what it forks hold a lock; empty where none can be made."""
-    for parent in _socket_parents():
+    for parent in _list_socket_parents():
         path = os.path.join(parent, SOCKETS + os.urandom(4).hex())  # noqa: PTH118
         if len(os.fsencode(path)) + 1 + UUID_CHARACTERS > SOCKET_PATH_BYTES:
             continue
@@ -269,13 +269,13 @@ def use_folder(folder: str, env: dict[str, str]) -> None:
     files would have a longer one. Torch's caches stay where torch puts them by itself: the next engine needs them.
     """
     env.setdefault(SOCKET_FOLDER, folder)
-    temporary = _temporary_folder(env)
+    temporary = _find_temporary_folder(env)
     if os.path.dirname(folder) == temporary:  # noqa: PTH120
-        env.setdefault(TORCH_CACHE, os.path.join(temporary, f"torchinductor_{_user_name()}"))  # noqa: PTH118
+        env.setdefault(TORCH_CACHE, os.path.join(temporary, f"torchinductor_{_find_user_name()}"))  # noqa: PTH118
         env[TEMPORARY_FOLDER] = folder
 
 
-def _user_name() -> str:
+def _find_user_name() -> str:
     """As torch finds it."""
     try:
         return getpass.getuser()
@@ -286,7 +286,7 @@ def _user_name() -> str:
 def remove_sockets(folder: str) -> None:
     """Remove this engine's folder, and every other one on which no process holds a lock."""
     shutil.rmtree(folder, ignore_errors=True)
-    for parent in _socket_parents():
+    for parent in _list_socket_parents():
         with contextlib.suppress(OSError):
             names = [name for name in os.listdir(parent) if name.startswith(SOCKETS)]  # noqa: PTH208
             for name in names:
@@ -448,10 +448,10 @@ class Inner:
             self._notify_owner({"exited": self.exit_code})
 
     def _wait_for_close(self, wake: int) -> None:
-        for pid in descendants(os.getpid()):
+        for pid in find_descendants(os.getpid()):
             send_signal(pid, signal.SIGTERM)
         until = time.monotonic() + LINGER_S
-        while time.monotonic() < until and descendants(os.getpid()):
+        while time.monotonic() < until and find_descendants(os.getpid()):
             self._poll_messages(wake, POLL_S)
 
 

@@ -62,7 +62,7 @@ class GuardLink:
         """
         files = {"cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr), "own_folder": own_folder}
         self._send_message({"argv": list(argv), "env": dict(env), **files})
-        await first_of(START_TIMEOUT_S, self._started, self.gone)
+        await wait_for_first(START_TIMEOUT_S, self._started, self.gone)
         if not self._started.done():
             self.close()
             raise GuardFailed(f"no process for {argv[0]} appeared", remedy=f"see the end of {stderr}")
@@ -109,7 +109,7 @@ class GuardLink:
             self.gone.set_result(True)
 
 
-async def first_of(timeout_s: float, *futures: asyncio.Future[Any]) -> None:
+async def wait_for_first(timeout_s: float, *futures: asyncio.Future[Any]) -> None:
     """Wait until one of the futures is done, `timeout_s` at most; none is cancelled."""
     await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launch.doctor_rows import MISSING, OK, WARN, Row
-from launch.environment import cpu_model
+from launch.environment import read_cpu_model
 from launch.host import read_host
 from launch.instruction_sets import NAMED, Part
 from launch.ports import is_free
@@ -81,7 +81,7 @@ def check_memory(kind: str) -> Row:
 
 def check_cpu() -> Row:
     host = read_host()
-    detail = f"{cpu_model()}, {host.cores} cores"
+    detail = f"{read_cpu_model()}, {host.cores} cores"
     if host.cores < host.host_cores:
         detail += f" of {host.host_cores}"
     if platform.machine() != "x86_64":

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 import uv
 
-from launch.environment import Engine, EngineRecord, built, home, inspect_python, intact, library_env
+from launch.environment import Engine, EngineRecord, built, home, inspect_python, intact, make_library_env
 from launch.errors import InstallFailed
 from launch.install_plan import (
     DISK_BYTES,
@@ -61,7 +61,7 @@ def install(kind: str, *, progress: Progress = lambda step, of, text: None) -> E
         return built(root, record)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with exclusive(folder / f"{kind}.lock", progress):
+        with hold_lock(folder / f"{kind}.lock", progress):
             record = intact(root, kind) or _build_environment(kind, folder, progress)
     except OSError as error:
         raise InstallFailed(
@@ -112,7 +112,7 @@ def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
         environ = install_environ(os.environ)
         if step.uses_engine_libraries:
             libraries = provide(plan.kind, plan.site_packages, plan.partial / "borrowed")
-            environ |= {**library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
+            environ |= {**make_library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         progress(number, len(plan.steps), step.title)
         output = run_step(step, environ, log, partial(_report_line, progress, number, len(plan.steps)))
     verdict = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
@@ -215,7 +215,7 @@ def _replace_folder(partial: Path, root: Path) -> None:
 
 
 @contextmanager
-def exclusive(path: Path, progress: Progress, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+def hold_lock(path: Path, progress: Progress, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold the lock file while the block runs, after waiting for another install. A dead process holds no lock."""
     deadline = time.monotonic() + wait_s
     with path.open("a") as file:

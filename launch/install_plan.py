@@ -99,7 +99,7 @@ def lock_file(kind: str) -> Path:
     return LOCKS / f"{kind}.lock"
 
 
-def locked_pins(kind: str) -> list[str]:
+def read_locked_pins(kind: str) -> list[str]:
     """The lock's lines `name==version`, without the hashes of the files that may be downloaded for them."""
     lines = lock_file(kind).read_text().splitlines()
     return [line.removesuffix(" \\") for line in lines if not line.startswith("    --hash=")]
@@ -107,12 +107,12 @@ def locked_pins(kind: str) -> list[str]:
 
 def lock_hash(kind: str) -> str:
     """First 12 hex digits of the SHA-256 of the kind's pins."""
-    return hashlib.sha256("".join(f"{pin}\n" for pin in locked_pins(kind)).encode()).hexdigest()[:12]
+    return hashlib.sha256("".join(f"{pin}\n" for pin in read_locked_pins(kind)).encode()).hexdigest()[:12]
 
 
-def locked_versions(kind: str) -> dict[str, str]:
+def read_locked_versions(kind: str) -> dict[str, str]:
     """Distribution name (normalized) to version, as locked."""
-    pairs = (pin.split("==") for pin in locked_pins(kind))
+    pairs = (pin.split("==") for pin in read_locked_pins(kind))
     return {normalize(name): version.strip() for name, version in pairs}
 
 
@@ -174,7 +174,9 @@ def install_plan(
             600,
         ),
         *([_plan_torch(install, links, entries)] if kind == "cpu" else []),
-        Step(f"install {len(locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000),
+        Step(
+            f"install {len(read_locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000
+        ),
         _plan_compile(python, partial, root),
         Step(
             "verify the imports",
@@ -197,7 +199,7 @@ def install_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _plan_torch(install: tuple[str, ...], links: tuple[str, ...], entries: Sequence[str]) -> Step:
-    version = locked_versions("cpu")["torch"]
+    version = read_locked_versions("cpu")["torch"]
     if find_torch_wheel(entries, version) is not None:
         return Step("install torch from a wheel folder", (*install, "--no-index", *links, f"torch=={version}"), 1200)
     index = ("--default-index", TORCH_CPU_INDEX)

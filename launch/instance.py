@@ -17,20 +17,20 @@ from launch.command import LaunchSpec
 from launch.death import (
     LAST_LINES,
     Stall,
-    child_ends,
     describe_end,
     describe_why,
     diagnose,
     explain_death,
+    find_child_ends,
+    find_stalls_in,
     read_death,
-    stalls_in,
 )
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
 from launch.gpu_memory import Holder, measure_held, wait_for_release
 from launch.guard import SHORTAGES
-from launch.guard_link import GuardLink, first_of
-from launch.ports import PortTaken, holders
+from launch.guard_link import GuardLink, wait_for_first
+from launch.ports import PortTaken, find_holders
 from launch.processes import ProcessesUnseen, end_members, members, wait_to_see
 from results.records.events import EngineDeath
 from state.process_identity import ProcessIdentity, is_alive, is_verifiable
@@ -141,13 +141,13 @@ class Instance:
         Raises CrashedAtStart or ReadyTimeout, both with the log's last lines; PortTaken where another process answers.
         """
         deadline = time.monotonic() + timeout_s
-        async with http_client(self.url) as client:
-            while (missing := await missing_from(client, self.model)) or not self.alive():
+        async with make_http_client(self.url) as client:
+            while (missing := await find_what_is_missing(client, self.model)) or not self.alive():
                 if not self.alive():
                     raise await self._explain_crash()
                 if time.monotonic() > deadline:
                     raise self._make_timeout(timeout_s, missing)
-                await first_of(POLL_S, self._link.exited, self._link.gone)
+                await wait_for_first(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
         self._link.note_memory()
         others = [engine for engine in self._engines if engine is not self]
@@ -171,9 +171,9 @@ class Instance:
         """
         if self._death is None and self._stopped is None:
             if not self.alive():
-                await first_of(STOP_SLACK_S, self._link.gone)
+                await wait_for_first(STOP_SLACK_S, self._link.gone)
             elif self._has_lost_engine():
-                await first_of(EXIT_WAIT_S, self._link.gone)
+                await wait_for_first(EXIT_WAIT_S, self._link.gone)
             else:
                 return None
             self._death = await asyncio.to_thread(self._read_death)
@@ -191,7 +191,7 @@ class Instance:
         calls, and in the `last` one, it is returned without its length.
         """
         data = _read_whole_lines(self.spec.stderr, self._stalls_from)
-        stalls, holds = stalls_in(data.decode("utf-8", "replace"), self._holds_returned)
+        stalls, holds = find_stalls_in(data.decode("utf-8", "replace"), self._holds_returned)
         if holds > self._holds_returned and self._hold_calls < HOLD_CALLS and not last:
             self._hold_calls += 1
             return ()
@@ -210,7 +210,7 @@ class Instance:
 
     async def _stop(self, grace_s: float, release_wait_s: float) -> str:
         self._link.stop(grace_s)
-        await first_of(grace_s + STOP_SLACK_S, self._link.gone)
+        await wait_for_first(grace_s + STOP_SLACK_S, self._link.gone)
         self._link.close()
         left = await asyncio.to_thread(end_members, self.identity, 0.0)
         await self._watch
@@ -228,7 +228,7 @@ class Instance:
                 await asyncio.to_thread(end_members, self.identity, 0.0)
 
     async def _explain_crash(self) -> CrashedAtStart:
-        await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last lines are in the log
+        await wait_for_first(STOP_SLACK_S, self._link.gone)  # so that its children's last lines are in the log
         seconds = (time.perf_counter_ns() - self._started_ns) / 1e9
         death = await self.find_death()
         if death is None:  # it was stopped in the meantime
@@ -247,7 +247,7 @@ class Instance:
         """Whether the log names the end of a process that serves; each call reads what was written since the last."""
         data = _read_whole_lines(self.spec.stderr, self._ends_from)
         self._ends_from += len(data)
-        ends = child_ends(data.decode("utf-8", "replace"))
+        ends = find_child_ends(data.decode("utf-8", "replace"))
         self._lost = self._lost or any(end.is_engine and end.ended_by != "SIGTERM" for end in ends)
         return self._lost
 
@@ -267,7 +267,7 @@ class Instance:
 
     def _refuse_other_server(self) -> None:
         own_pids = set(members(self.identity))
-        for holder in holders(self.spec.port):
+        for holder in find_holders(self.spec.port):
             if holder.pid is not None and holder.pid not in own_pids:
                 raise PortTaken(
                     f"port {self.spec.port} answers, but it is {holder}, not {self.name}",
@@ -275,13 +275,13 @@ class Instance:
                 )
 
 
-def http_client(url: str) -> httpx.AsyncClient:
+def make_http_client(url: str) -> httpx.AsyncClient:
     """A client for one server on this host, without the environment's proxy."""
     secure = url.startswith("https:")  # certificates take time to load and plain HTTP needs none
     return httpx.AsyncClient(base_url=url, trust_env=False, timeout=REQUEST_TIMEOUT_S, verify=secure)
 
 
-async def missing_from(client: httpx.AsyncClient, model: str) -> str:
+async def find_what_is_missing(client: httpx.AsyncClient, model: str) -> str:
     """What a server still lacks before it is ready to serve `model`; empty when nothing."""
     try:
         health = await client.get("/health")

@@ -51,7 +51,7 @@ def loadable(soname: str) -> bool:
     return True
 
 
-def apt_remedy(libraries: Sequence[Library]) -> str:
+def make_apt_remedy(libraries: Sequence[Library]) -> str:
     return "apt-get install " + " ".join(sorted({library.package for library in libraries}))
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Self
 
 from launch.builtin_models import write_builtin
-from launch.command import LaunchSpec, unwritable, whole_env
+from launch.command import LaunchSpec, build_whole_env, make_unwritable
 from launch.death import describe_exit_name, name_code
 from launch.environment import Engine
 from launch.errors import LaunchError
-from launch.guard_link import GuardLink, first_of, spawn_guard
+from launch.guard_link import GuardLink, spawn_guard, wait_for_first
 from launch.instance import Instance
 from launch.ports import require_free
 from state.process_identity import ProcessIdentity, identify
@@ -81,7 +81,7 @@ class ForkServer:
     @staticmethod
     async def _wait_ready(link: GuardLink, control: socket.socket, log: Path) -> None:
         answer = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(control, 65536))
-        await first_of(IMPORT_TIMEOUT_S, answer, link.exited, link.gone)
+        await wait_for_first(IMPORT_TIMEOUT_S, answer, link.exited, link.gone)
         if not answer.done():
             answer.cancel()
             how = (
@@ -118,7 +118,7 @@ class ForkServer:
         """End it, and with it every engine that it still holds."""
         self._control.close()
         self._link.stop(CLOSING_GRACE_S)
-        await first_of(CLOSING_GRACE_S + 10.0, self._link.gone)
+        await wait_for_first(CLOSING_GRACE_S + 10.0, self._link.gone)
         self._link.close()
 
 
@@ -162,7 +162,9 @@ class LocalBackend:
             else await spawn_guard(spec.stderr)
         )
         try:
-            pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
+            pid = await link.start(
+                spec.argv, build_whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr
+            )
             identity = identify(pid)
             instance = Instance(spec, identity, link, started_ns, self._instances)
             self._instances.append(instance)
@@ -182,7 +184,7 @@ class LocalBackend:
         async with self._fork_server_lock:
             if self._fork_server is None or not self._fork_server.alive():
                 # Hashes are seeded when Python starts, so the configs that need a fixed seed get it here.
-                env = whole_env({**spec.base_env, "PYTHONHASHSEED": "0"})
+                env = build_whole_env({**spec.base_env, "PYTHONHASHSEED": "0"})
                 self._fork_server = await ForkServer.start(self._engine.python, env, spec.cwd)
             return self._fork_server
 
@@ -196,4 +198,4 @@ def _prepare_launch(spec: LaunchSpec) -> None:
         if spec.model_folder is not None:
             write_builtin(spec.model_folder)
     except OSError as error:
-        raise unwritable(spec.cwd, error) from error
+        raise make_unwritable(spec.cwd, error) from error

@@ -64,7 +64,7 @@ def read_oom_lines(since_s: float, path: Path = KERNEL_LOG) -> tuple[tuple[str, 
                 return tuple(lines), "" if error.errno == errno.EAGAIN else f"{path}: {error.strerror}"
             if not record:
                 return tuple(lines), ""
-            line = _oom_line(record, since_s)
+            line = _parse_oom_line(record, since_s)
             if line:
                 lines.append(line)
     finally:
@@ -72,7 +72,7 @@ def read_oom_lines(since_s: float, path: Path = KERNEL_LOG) -> tuple[tuple[str, 
     return tuple(lines), f"{path} could not be read within {READ_S} s"
 
 
-def _oom_line(record: bytes, since_s: float) -> str:
+def _parse_oom_line(record: bytes, since_s: float) -> str:
     """The text of a record `priority,sequence,microseconds,flags;text` where it is the OOM killer's; else empty."""
     head, _, text = record.decode("utf-8", "replace").partition(";")
     parts = head.split(",")

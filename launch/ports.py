@@ -57,7 +57,7 @@ def free_port(base: int, count: int = 1) -> int:
     )
 
 
-def holders(port: int) -> tuple[Holder, ...]:
+def find_holders(port: int) -> tuple[Holder, ...]:
     """Every process that listens on `port`; empty where none does."""
     try:
         connections = psutil.net_connections("tcp")
@@ -80,7 +80,7 @@ def require_free(ports: dict[str, int]) -> None:
     for purpose, port in ports.items():
         if is_free(port):
             continue
-        holder = next(iter(holders(port)), Holder(None, ""))
+        holder = next(iter(find_holders(port)), Holder(None, ""))
         kill = f"end it (`kill {holder.pid}`)" if holder.pid not in (None, os.getpid()) else "end that server"
         raise PortTaken(
             f"port {port} ({purpose}) is taken by {holder}: a stale server would be measured instead of the engine",

@@ -18,19 +18,19 @@ import httpx
 
 from launch.dummy_bootstrap import DummyBootstrap
 from launch.errors import HostObstacle, LaunchError
-from launch.instance import Served, http_client
+from launch.instance import Served, make_http_client
 from launch.preflight_checks import (
     Counterpart,
     Gate,
     GateFailed,
     Subject,
-    dummy_bootstrap_answers,
-    engine_did_not_crash,
-    launched_with_its_connector,
-    model_is_served,
-    requests_are_answered,
-    requests_are_in_time,
-    requests_complete,
+    check_connector_launched,
+    check_dummy_bootstrap,
+    check_engine_survived,
+    check_model_served,
+    check_requests,
+    check_requests_answered,
+    check_requests_in_time,
 )
 from launch.preflight_proofs import PROOFS
 from launch.profile import ConnectorConfig, Profile
@@ -65,7 +65,7 @@ async def verify(
             file.flush()
 
         note(f"pre-flight of {config.name}: {instance.name} at {instance.url}, pid {instance.pid}")
-        async with http_client(instance.url) as client, _run_bootstrap(instance, config, note) as bootstrap:
+        async with make_http_client(instance.url) as client, _run_bootstrap(instance, config, note) as bootstrap:
             subject = Subject(instance, config, profile, client, instance.pid, note, counterpart, bootstrap)
             checks = await _run_checks(subject, gates(config), 1)
             if all(check.passed for check in checks) and config.preflight.proofs:
@@ -81,24 +81,24 @@ def gates(config: ConnectorConfig) -> dict[str, Gate]:
     launched = "launched with its connector" if config.connectors else "launched without a connector"
     if _needs_bootstrap(config):
         return {
-            "dummy bootstrap answers": dummy_bootstrap_answers,
-            launched: launched_with_its_connector,
-            "model is served": model_is_served,
-            "short request completes": requests_complete,
-            "engine did not crash": engine_did_not_crash,
+            "dummy bootstrap answers": check_dummy_bootstrap,
+            launched: check_connector_launched,
+            "model is served": check_model_served,
+            "short request completes": check_requests,
+            "engine did not crash": check_engine_survived,
         }
     return {
-        launched: launched_with_its_connector,
-        "requests are answered": requests_are_answered,
-        "requests are in time": requests_are_in_time,
-        "engine did not crash": engine_did_not_crash,
+        launched: check_connector_launched,
+        "requests are answered": check_requests_answered,
+        "requests are in time": check_requests_in_time,
+        "engine did not crash": check_engine_survived,
     }
 
 
 def proofs(config: ConnectorConfig) -> dict[str, Gate]:
     """The checks that the config's connector works, and that the engine survives them."""
     named = {f"proof: {name.replace('_', ' ')}": PROOFS[name] for name in config.preflight.proofs}
-    return {**named, "engine outlived the proofs": engine_did_not_crash}
+    return {**named, "engine outlived the proofs": check_engine_survived}
 
 
 async def _run_checks(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[PreflightCheck, ...]:

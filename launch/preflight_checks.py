@@ -14,7 +14,7 @@ import httpx
 
 from launch.death import cause
 from launch.dummy_bootstrap import DummyBootstrap
-from launch.instance import Served, missing_from
+from launch.instance import Served, find_what_is_missing
 from launch.profile import ConnectorConfig, Profile
 from launch.transfer_request import check_request
 
@@ -132,7 +132,7 @@ def require_answered(answer: Completion, what: str) -> Completion:
     return answer
 
 
-async def exposition(client: httpx.AsyncClient) -> str:
+async def read_exposition(client: httpx.AsyncClient) -> str:
     """The text of /metrics."""
     return (await client.get("/metrics")).text
 
@@ -147,7 +147,7 @@ def counter(text: str, name: str, **labels: str) -> float | None:
     return total
 
 
-async def launched_with_its_connector(subject: Subject) -> str:
+async def check_connector_launched(subject: Subject) -> str:
     """The engine's log names the config's connector as created, no other, and as working; none where it has none."""
     log = subject.instance.log()
     if not log:
@@ -160,19 +160,19 @@ async def launched_with_its_connector(subject: Subject) -> str:
             f"the log says that {', '.join(created) or 'no connector'} was created, not {' or '.join(wanted)}"
         )
     _require_not_degraded(log)
-    role = (subject.config.kv_transfer_on(subject.profile.engine.kind) or {}).get("kv_role")
+    role = (subject.config.merge_kv_transfer(subject.profile.engine.kind) or {}).get("kv_role")
     return f"created: {', '.join(created) or 'none'} ({len(_CREATED.findall(log))} times){f', {role}' if role else ''}"
 
 
-async def model_is_served(subject: Subject) -> str:
+async def check_model_served(subject: Subject) -> str:
     """/v1/models answers 200 and lists the model id."""
-    missing = await missing_from(subject.client, subject.instance.model)
+    missing = await find_what_is_missing(subject.client, subject.instance.model)
     if missing:
         raise GateFailed(missing)
     return f"/v1/models lists {subject.instance.model}"
 
 
-async def requests_are_answered(subject: Subject) -> str:
+async def check_requests_answered(subject: Subject) -> str:
     """The config's number of sequential requests with random content are all answered 200, with every token."""
     settings = subject.config.preflight
     for number in range(1, settings.requests + 1):
@@ -186,7 +186,7 @@ async def requests_are_answered(subject: Subject) -> str:
     return f"{settings.requests} of {settings.requests}, {settings.max_tokens} tokens each"
 
 
-async def requests_are_in_time(subject: Subject) -> str:
+async def check_requests_in_time(subject: Subject) -> str:
     """All of them were complete within the config's limit."""
     settings, total_s = subject.config.preflight, sum(subject.took_s)
     if len(subject.took_s) < settings.requests:
@@ -196,19 +196,19 @@ async def requests_are_in_time(subject: Subject) -> str:
     return f"{total_s:.3f} s of {settings.limit_s:g} s, the slowest {max(subject.took_s):.3f} s"
 
 
-async def requests_complete(subject: Subject) -> str:
-    """`requests_are_answered` and `requests_are_in_time` as one check."""
-    return f"{await requests_are_answered(subject)}; {await requests_are_in_time(subject)}"
+async def check_requests(subject: Subject) -> str:
+    """`check_requests_answered` and `check_requests_in_time` as one check."""
+    return f"{await check_requests_answered(subject)}; {await check_requests_in_time(subject)}"
 
 
-async def dummy_bootstrap_answers(subject: Subject) -> str:
+async def check_dummy_bootstrap(subject: Subject) -> str:
     """The stand-in for a consumer's bootstrap peer runs."""
     if subject.bootstrap is None:
         raise GateFailed("it could not be started")
     return f"at {subject.bootstrap.url}; a consumer asks it only when a request names it"
 
 
-async def engine_did_not_crash(subject: Subject) -> str:
+async def check_engine_survived(subject: Subject) -> str:
     """The same process lives, /health answers 200, its log shows no dead engine, and no failure is counted."""
     instance = subject.instance
     if died := await instance.explain_death():
@@ -223,7 +223,7 @@ async def engine_did_not_crash(subject: Subject) -> str:
     if dead:
         raise GateFailed(f"its log says {dead[0]!r}")
     _require_not_degraded(log)
-    failures = counter(await exposition(subject.client), FAILURE_COUNTER)
+    failures = counter(await read_exposition(subject.client), FAILURE_COUNTER)
     if failures:
         raise GateFailed(f"{FAILURE_COUNTER} is {failures:g}")
     counted = "no failure counter in /metrics" if failures is None else f"{FAILURE_COUNTER} is 0"

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from launch.instance import http_client
+from launch.instance import make_http_client
 from launch.preflight_checks import (
     Completion,
     Gate,
@@ -23,7 +23,7 @@ from launch.preflight_checks import (
     complete,
     counter,
     draw_prompt,
-    exposition,
+    read_exposition,
     require_answered,
 )
 from launch.transfer_request import BOOTSTRAP_PORT, DECODE, PREFILL
@@ -52,10 +52,10 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 
 async def store_and_retrieve(subject: Subject) -> str:
     """A prompt comes back from the connector's store after the engine's own prefix cache was emptied."""
-    prompt = draw_prompt(subject.profile, proof_tokens(subject))
+    prompt = draw_prompt(subject.profile, count_proof_tokens(subject))
     stored = require_answered(await complete(subject, prompt, "first request"), "the first request")
     await _reset_prefix_cache(subject)
-    hits = counter(await exposition(subject.client), EXTERNAL_HITS) or 0.0
+    hits = counter(await read_exposition(subject.client), EXTERNAL_HITS) or 0.0
     retrieved = require_answered(await complete(subject, prompt, "the same again"), "the same request again")
     risen = await _wait_for_rise(subject.client, EXTERNAL_HITS, hits, len(prompt) - 1)
     if risen < len(prompt) - 1:
@@ -68,14 +68,14 @@ async def store_and_retrieve(subject: Subject) -> str:
     return f"{risen:g} of {len(prompt)} tokens retrieved; {times}; {contents}"
 
 
-async def self_transfer(subject: Subject) -> str:
+async def check_self_transfer(subject: Subject) -> str:
     """One engine plays both roles of Mooncake: its own decode request pulls its prefill request's blocks."""
-    prompt = draw_prompt(subject.profile, proof_tokens(subject))
+    prompt = draw_prompt(subject.profile, count_proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
     transfer_id = f"preflight-{uuid.uuid4().hex}"
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
     await _send_prefill_request(subject, prompt, {"transfer_id": transfer_id})
-    before = await exposition(subject.client)
+    before = await read_exposition(subject.client)
     decode = {
         DECODE: True, PREFILL: False, "transfer_id": transfer_id, "remote_engine_id": engine_id,
         "remote_bootstrap_addr": address,
@@ -87,9 +87,9 @@ async def self_transfer(subject: Subject) -> str:
     return f"{loaded:g} of {len(prompt)} tokens pulled from itself in {answer.took_s:.3f} s; {contents}"
 
 
-async def peer_transfer(subject: Subject) -> str:
+async def check_peer_transfer(subject: Subject) -> str:
     """Two engines of the config exchange a prompt's blocks, in both directions."""
-    prompt = draw_prompt(subject.profile, proof_tokens(subject))
+    prompt = draw_prompt(subject.profile, count_proof_tokens(subject))
     if subject.counterpart is None:
         blocks = sum(map(len, (await _read_offered_blocks(subject, prompt, subject.client))["remote_block_ids"]))
         raise GateFailed(
@@ -97,7 +97,7 @@ async def peer_transfer(subject: Subject) -> str:
             "no second engine can run beside this one"
         )
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
-    async with subject.counterpart() as peer, http_client(peer.url) as client:
+    async with subject.counterpart() as peer, make_http_client(peer.url) as client:
         subject.note(f"  counterpart: {peer.name} at {peer.url}, pid {peer.pid}")
         # What a first request compiles must not count as time of the transfer.
         warm = draw_prompt(subject.profile, DEFAULT_CHUNK)
@@ -111,7 +111,7 @@ async def peer_transfer(subject: Subject) -> str:
 
 async def check_retained_blocks(subject: Subject) -> str:
     """A producer serves its prefill request, holds the blocks for a pull, and frees them when none comes in time."""
-    prompt = draw_prompt(subject.profile, proof_tokens(subject))
+    prompt = draw_prompt(subject.profile, count_proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
     idle = await _read_kv_usage(subject)
     await _send_prefill_request(subject, prompt, {"transfer_id": f"preflight-{uuid.uuid4().hex}"})
@@ -128,7 +128,7 @@ async def check_retained_blocks(subject: Subject) -> str:
     return f"{address}/query names engine {engine_id}; blocks held ({held:.4f}), freed after {held_s:.1f} s"
 
 
-async def bootstrap_query(subject: Subject) -> str:
+async def check_bootstrap_query(subject: Subject) -> str:
     """A consumer that must pull queries the bootstrap of the request, fails that request alone, and serves on."""
     if subject.bootstrap is None:
         raise GateFailed("no dummy bootstrap runs")
@@ -149,17 +149,17 @@ async def bootstrap_query(subject: Subject) -> str:
 
 PROOFS: Mapping[str, Gate] = {
     "store_and_retrieve": store_and_retrieve,
-    "self_transfer": self_transfer,
-    "peer_transfer": peer_transfer,
+    "self_transfer": check_self_transfer,
+    "peer_transfer": check_peer_transfer,
     "prefill_request": check_retained_blocks,
-    "bootstrap_query": bootstrap_query,
+    "bootstrap_query": check_bootstrap_query,
 }
 
 
-def proof_tokens(subject: Subject) -> int:
+def count_proof_tokens(subject: Subject) -> int:
     """A proof's prompt: PROOF_TOKENS, or as many whole chunks of LMCache as half the context holds."""
     engine = subject.profile.engine
-    env = {**engine.env, **subject.config.env_on(engine.kind)}
+    env = {**engine.env, **subject.config.merge_env(engine.kind)}
     chunk = int(env.get("LMCACHE_CHUNK_SIZE", DEFAULT_CHUNK))
     chunks = min(PROOF_TOKENS, engine.max_model_len // 2) // chunk
     if chunks == 0:
@@ -191,7 +191,7 @@ async def _ask_bootstrap(subject: Subject) -> tuple[str, str]:
     if port is None:
         raise GateFailed(f"the port of its bootstrap server ({BOOTSTRAP_PORT}) is not known")
     address = f"http://127.0.0.1:{port}"
-    async with http_client(address) as client:
+    async with make_http_client(address) as client:
         answer = await client.get("/query")
     if answer.status_code != 200 or not answer.json():
         raise GateFailed(f"{address}/query answers {answer.status_code}: {answer.text[:200]}")
@@ -223,7 +223,7 @@ async def _move_blocks(
     """The prompt's blocks from one engine to the other: the decode request's answer, and what was counted."""
     for again in range(HANDSHAKES):
         offered = await _read_offered_blocks(subject, prompt, source)
-        before = await exposition(target)
+        before = await read_exposition(target)
         name, salt = f"decode request {where}", f"decode-{again}"
         answer = await complete(subject, prompt, name, salt=salt, transfer=offered, client=target)
         if answer.status == 200:
@@ -251,14 +251,14 @@ async def _wait_for_rise(client: httpx.AsyncClient, name: str, before: float, wa
     """By how much a counter has risen; waits a little until it has by `wanted`, as it follows the answer."""
     deadline = time.monotonic() + COUNTERS_SETTLE_S
     while True:
-        risen = (counter(await exposition(client), name, **labels) or 0.0) - before
+        risen = (counter(await read_exposition(client), name, **labels) or 0.0) - before
         if risen >= wanted or time.monotonic() > deadline:
             return risen
         await asyncio.sleep(POLL_S)
 
 
 async def _read_kv_usage(subject: Subject) -> float:
-    usage = counter(await exposition(subject.client), KV_USAGE)
+    usage = counter(await read_exposition(subject.client), KV_USAGE)
     if usage is None:
         raise GateFailed(f"/metrics has no {KV_USAGE}: no metric shows whether blocks are held")
     return usage
@@ -273,17 +273,17 @@ async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: C
     for _ in range(CONTROLS):
         other = [*draw_prompt(subject.profile, len(prompt) - 1), prompt[-1]]
         control = await complete(subject, other, "control with another context", salt="control")
-        if distance_nats(reference, require_answered(control, "the control")) > SAME_NATS:
+        if measure_distance_nats(reference, require_answered(control, "the control")) > SAME_NATS:
             break
     else:
         return "contents not compared: this model answers alike whatever its context"
-    apart = max(distance_nats(reference, answer) for answer in answers)
+    apart = max(measure_distance_nats(reference, answer) for answer in answers)
     if apart > SAME_NATS:
         raise GateFailed(f"the answer from loaded KV is not the one from computed KV: {apart:.3f} nats apart")
     return f"same answer as computed (within {apart:.3f} nats)"
 
 
-def distance_nats(reference: Completion, answer: Completion) -> float:
+def measure_distance_nats(reference: Completion, answer: Completion) -> float:
     """How far the log probabilities of the reference's likeliest first tokens are off, at least.
 
     A token that is not among the answer's likeliest is at most as likely as the last of them.

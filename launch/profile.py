@@ -144,13 +144,13 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What must be installed for it on this kind of engine."""
         return tuple(dict.fromkeys((*self.requires, *self.override(kind).requires)))
 
-    def kv_transfer_on(self, kind: Kind) -> dict[str, Any] | None:
+    def merge_kv_transfer(self, kind: Kind) -> dict[str, Any] | None:
         """The JSON of --kv-transfer-config on this kind of engine; tables merge, the override's values win."""
         if self.kv_transfer is None:
             return None
         return merge_tables(self.kv_transfer, self.override(kind).kv_transfer)
 
-    def env_on(self, kind: Kind) -> dict[str, str]:
+    def merge_env(self, kind: Kind) -> dict[str, str]:
         return {**self.env, **self.override(kind).env}
 
     @property
@@ -159,11 +159,11 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.loaded_as or (() if self.kv_transfer is None else (str(self.kv_transfer["kv_connector"]),))
 
 
-def profile_names() -> tuple[str, ...]:
+def list_profile_names() -> tuple[str, ...]:
     return _list_names(PROFILES_FOLDER)
 
 
-def config_names() -> tuple[str, ...]:
+def list_config_names() -> tuple[str, ...]:
     return _list_names(CONFIGS_FOLDER)
 
 

@@ -146,7 +146,7 @@ def _redact_env(environ: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
+def select_inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
     """What an engine inherits of this process's environment: no variable whose name marks a secret.
 
     Exceptions are the engine's own settings (ENGINE_PREFIXES) and the names that PASS_ENV lists.

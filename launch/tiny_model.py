@@ -63,7 +63,7 @@ def describe_tokenizer(longest: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def byte_alphabet() -> tuple[str, ...]:
+def make_byte_alphabet() -> tuple[str, ...]:
     """The 256 characters that stand for bytes in a byte-level tokenizer, in token-id order (sorted by code point).
 
     Printable Latin-1 characters stand for themselves, the other bytes for the code points from 256 up, in byte order
@@ -98,7 +98,7 @@ def build_tokenizer(words: Sequence[str] = ()) -> dict[str, Any]:
     special tokens those after them."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    vocabulary = {token: number for number, token in enumerate((*byte_alphabet(), *words, *SPECIAL_TOKENS))}
+    vocabulary = {token: number for number, token in enumerate((*make_byte_alphabet(), *words, *SPECIAL_TOKENS))}
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": vocabulary[token], "content": token, **flags} for token in SPECIAL_TOKENS],

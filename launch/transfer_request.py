@@ -43,9 +43,9 @@ class Transferring:
     role: str
 
 
-def transferring(config: ConnectorConfig, kind: Kind) -> Transferring | None:
+def find_transferring(config: ConnectorConfig, kind: Kind) -> Transferring | None:
     """The config's connector that moves KV between engines, alone or inside a MultiConnector; None without one."""
-    whole = config.kv_transfer_on(kind) or {}
+    whole = config.merge_kv_transfer(kind) or {}
     parts: list[Mapping[str, Any]] = [whole, *whole.get("kv_connector_extra_config", {}).get("connectors", ())]
     matches = (part for part in parts if part.get("kv_connector") in _FIELDS)
     return next((Transferring(part["kv_connector"], part.get("kv_role", "kv_both")) for part in matches), None)
@@ -58,7 +58,7 @@ def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) 
     decode request waits for minutes.
     """
     if body.get("kv_transfer_params") is not None:
-        check_transfer_request(body, transferring(config, kind), f"an engine of {config.name}")
+        check_transfer_request(body, find_transferring(config, kind), f"an engine of {config.name}")
 
 
 def check_transfer_request(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:

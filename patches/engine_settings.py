@@ -27,7 +27,9 @@ Setting = bool | int | str | None
 
 def read_settings(vllm_config: object) -> dict[str, Setting]:
     """Each of SETTINGS; None where this vLLM has no such attribute."""
-    return {name: _plain(_read(vllm_config, part, attribute)) for name, (part, attribute) in SETTINGS.items()}
+    return {
+        name: _simplify_setting(_read(vllm_config, part, attribute)) for name, (part, attribute) in SETTINGS.items()
+    }
 
 
 def _read(vllm_config: object, part: str, attribute: str) -> object:
@@ -38,7 +40,7 @@ def _read(vllm_config: object, part: str, attribute: str) -> object:
         return None
 
 
-def _plain(value: object) -> Setting:
+def _simplify_setting(value: object) -> Setting:
     """Enumerations by name."""
     if value is None or isinstance(value, bool | int | str):
         return value

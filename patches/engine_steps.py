@@ -84,7 +84,7 @@ class EngineSteps:
         self._counts_known = check.fits(hooks.REQUEST_COUNTS)
         self._busy_known = check.fits(hooks.HAS_REQUESTS)
 
-    def constructed(self, scheduler: object) -> None:
+    def note_constructed(self, scheduler: object) -> None:
         """The scheduler exists, last of all that matters here: open the ring with the complete status."""
         try:
             vllm_config = getattr(scheduler, "vllm_config", None)
@@ -95,7 +95,7 @@ class EngineSteps:
         except Exception as error:  # noqa: BLE001 - the engine must come up
             self._stop(error)
 
-    def scheduled(self, scheduler: Scheduler, output: StepOutput, t_enter: int, t_exit: int) -> None:
+    def note_scheduled(self, scheduler: Scheduler, output: StepOutput, t_enter: int, t_exit: int) -> None:
         """`schedule()` returned `output`."""
         if self._stopped:
             return
@@ -115,7 +115,7 @@ class EngineSteps:
         except Exception as error:  # noqa: BLE001 - the engine's step must go on
             self._stop(error)
 
-    def updated(self, scheduler: Scheduler, output: StepOutput, t_enter: int, t_exit: int) -> None:
+    def note_updated(self, scheduler: Scheduler, output: StepOutput, t_enter: int, t_exit: int) -> None:
         """`update_from_output(output, ...)` returned: the step is over."""
         opened = self._open.pop(id(output), None)
         if opened is None:
@@ -171,7 +171,7 @@ def wrap_schedule(original: Callable[..., StepOutput], engine: EngineSteps) -> C
         engine.children_ns[:] = _NO_CHILDREN
         t_enter = now()
         output = original(self, *args, **kwargs)
-        engine.scheduled(self, output, t_enter, now())
+        engine.note_scheduled(self, output, t_enter, now())
         return output
 
     return schedule
@@ -182,7 +182,7 @@ def wrap_update(original: Callable[..., object], engine: EngineSteps) -> Callabl
     def update_from_output(self: Scheduler, scheduler_output: StepOutput, model_runner_output: object) -> object:
         t_enter = now()
         result = original(self, scheduler_output, model_runner_output)
-        engine.updated(self, scheduler_output, t_enter, now())
+        engine.note_updated(self, scheduler_output, t_enter, now())
         return result
 
     return update_from_output
@@ -214,7 +214,7 @@ def time_scheduler_connector(connector: object, engine: EngineSteps) -> None:
 
 def _time_children(connector: object, engine: EngineSteps) -> None:
     """Time `build_connector_meta` of each connector inside a MultiConnector."""
-    children = hooks.children_of(connector)
+    children = hooks.list_connector_children(connector)
     engine.children = tuple(type(child).__name__ for child in children)
     for index, child in enumerate(children):
         why = replace_on_instance(child, "build_connector_meta", 1, functools.partial(_wrap_child, engine, index))

@@ -73,7 +73,7 @@ class EngineTransfers:
         """When the latest steps began."""
         self._allocated_ns: dict[str, int] = {}
 
-    def constructed(self) -> None:
+    def note_constructed(self) -> None:
         """The scheduler exists, last of all that matters here."""
         if self.report.connector is None:
             self.report.mark_unavailable((PREFILL_DONE, ALLOCATED, PROMOTED, STEPS), "no KV connector in this engine")
@@ -94,7 +94,7 @@ class EngineTransfers:
                     {
                         "t_ns": t_ns,
                         **read_ids(request),
-                        "part": part_in_transfer(request),
+                        "part": find_part_in_transfer(request),
                         "prompt_tokens": request.num_prompt_tokens,
                         "cached_tokens": new.num_computed_tokens,
                     }
@@ -106,7 +106,7 @@ class EngineTransfers:
     ) -> list[Line]:
         """A prefill request is over; `ok` says whether its blocks wait to be fetched."""
         self._allocated_ns.pop(request.request_id, None)
-        if part_in_transfer(request) != "prefill":
+        if find_part_in_transfer(request) != "prefill":
             return []
         groups = blocks if blocks and not isinstance(blocks[0], int) else [blocks]
         status = getattr(getattr(request, "status", None), "name", None)
@@ -153,7 +153,7 @@ class EngineTransfers:
         return [{"t_ns": t_ns, **read_ids(request), "steps": len(periods), "step_p50_us": p50_us}]
 
 
-def part_in_transfer(request: Request) -> str:
+def find_part_in_transfer(request: Request) -> str:
     """Which request of a transfer this is to its engine: `prefill`, `decode` or `none`."""
     params = request.kv_transfer_params
     if not params:

@@ -156,7 +156,7 @@ def misfit(hook: Method | Shape) -> str | None:
         owner = getattr(module, hook.owner) if hook.owner else module
     except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason
         return f"{type(error).__name__}: {error}"
-    return _find_shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
+    return _find_shape_misfit(owner, hook) if isinstance(hook, Shape) else find_method_misfit(owner, hook)
 
 
 def load(module: str) -> ModuleType:
@@ -195,7 +195,7 @@ def replace_on_instance(instance: object, method: str, arguments: int, wrap: Wra
     return None
 
 
-def children_of(connector: object) -> tuple[object, ...]:
+def list_connector_children(connector: object) -> tuple[object, ...]:
     """The connectors inside a MultiConnector, as many as are timed; empty for any other."""
     children = getattr(connector, "_connectors", None)
     return tuple(children[: len(CHILD_FIELDS)]) if isinstance(children, list) else ()
@@ -237,7 +237,7 @@ def surround(before: Note | None = None, after: Note | None = None) -> Wrap:
     return wrap
 
 
-def method_misfit(owner: object, hook: Method) -> str | None:
+def find_method_misfit(owner: object, hook: Method) -> str | None:
     """Why `hook` does not fit this class, module, or instance (`self` is then no parameter); None if it does."""
     function = getattr(owner, hook.method, None)
     if not callable(function):

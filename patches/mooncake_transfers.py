@@ -57,18 +57,20 @@ class MooncakeTransfers:
         """What to replace: the instance, its methods, and a wrapper for each."""
         note = self.report.note
         wraps = (
-            surround(after=lambda _, metadata: note(SEND_READY, self.ready, metadata, now())),
-            surround(before=lambda metadata: note(LOAD_STARTED, self.loading, metadata, now())),
-            surround(before=lambda _, pull_metas: note(PULL_SENT, self.pulling, pull_metas, now())),
+            surround(after=lambda _, metadata: note(SEND_READY, self.make_ready_lines, metadata, now())),
+            surround(before=lambda metadata: note(LOAD_STARTED, self.make_loading_lines, metadata, now())),
+            surround(before=lambda _, pull_metas: note(PULL_SENT, self.make_pulling_lines, pull_metas, now())),
             functools.partial(_wrap_serve, self),
             functools.partial(_wrap_build, self),
             functools.partial(_wrap_write, self),
-            surround(after=lambda _, response, metas: note(RECEIVED, self.received, response, metas, now())),
-            surround(before=lambda metas, requests, why: note(RECEIVED, self.failed, requests, metas, why, now())),
+            surround(after=lambda _, response, metas: note(RECEIVED, self.make_received_lines, response, metas, now())),
+            surround(
+                before=lambda metas, requests, why: note(RECEIVED, self.make_failed_lines, requests, metas, why, now())
+            ),
         )
         return ((self.worker, HOOKS, wraps),)
 
-    def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
+    def make_ready_lines(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
         """P's worker knows the blocks of a finished prefill."""
         return [
             _make_line(t_ns, request, transfer, blocks=_count_blocks(groups))
@@ -76,21 +78,21 @@ class MooncakeTransfers:
             if groups
         ]
 
-    def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
+    def make_loading_lines(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
         """D's worker knows of blocks to fetch."""
         if not metadata.reqs_to_recv:
             return []  # nearly every step
         metas = [pull for pulls in metadata.reqs_to_recv.values() for pull in pulls.values()]
-        return self.pulling({pull.d_req_id: pull for pull in metas}, t_ns)
+        return self.make_pulling_lines({pull.d_req_id: pull for pull in metas}, t_ns)
 
-    def pulling(self, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:
+    def make_pulling_lines(self, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:
         """D names its blocks to P."""
         return [
             _make_line(t_ns, request, pull.transfer_id, blocks=_count_blocks(pull.local_block_ids))
             for request, pull in pull_metas.items()
         ]
 
-    def asked(self, meta: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeXferMetadata
+    def make_asked_lines(self, meta: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeXferMetadata
         """P has D's metadata, or has answered it. P's own request is unknown as long as it has not been scheduled."""
         lines = []
         for decode_request, (transfer, groups) in meta.req_blocks.items():
@@ -100,7 +102,7 @@ class MooncakeTransfers:
             lines.append(_make_line(t_ns, request, transfer, decode_request=decode_request, blocks=blocks))
         return lines
 
-    def built(self, ready: Sequence[Any], meta: Any, result: Sequence[Any], build_ns: int) -> list[Line]:  # noqa: ANN401
+    def note_built(self, ready: Sequence[Any], meta: Any, result: Sequence[Any], build_ns: int) -> list[Line]:  # noqa: ANN401
         """The parts of one write, held until it happens."""
         sources, _, _, refused, _ = result
         if not sources:
@@ -127,7 +129,7 @@ class MooncakeTransfers:
         }
         return []
 
-    def written(
+    def make_written_lines(
         self,
         sources: Sequence[int],
         lengths: Sequence[int],
@@ -138,7 +140,8 @@ class MooncakeTransfers:
     ) -> list[Line]:
         """One call of Mooncake's write is over; `code` is what it returned, None where it raised.
 
-        `delay_ns`: how long its thread was ready to run meanwhile and had no core; None = the kernel does not say.
+        `measure_delay_ns`: how long its thread was ready to run meanwhile and had no core; None = the kernel does not
+        say.
         """
         known = self._built.pop(id(sources))
         return [
@@ -157,7 +160,7 @@ class MooncakeTransfers:
             }
         ]
 
-    def received(self, response: Any, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:  # noqa: ANN401
+    def make_received_lines(self, response: Any, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:  # noqa: ANN401
         """D has P's answer: of the requests in it, those that wait for no other worker of P and have not failed."""
         lines = []
         for request in response.ok_reqs or ():
@@ -167,7 +170,9 @@ class MooncakeTransfers:
                 lines.append(_make_line(t_ns, request, pull.transfer_id, ok=True, blocks=blocks))
         return lines
 
-    def failed(self, requests: Collection[str], pull_metas: Mapping[str, Any], reason: str, t_ns: int) -> list[Line]:
+    def make_failed_lines(
+        self, requests: Collection[str], pull_metas: Mapping[str, Any], reason: str, t_ns: int
+    ) -> list[Line]:
         """D gives up on these, but for those it has given up on before."""
         lines = []
         for request in requests:
@@ -216,11 +221,11 @@ class _Answers:
 def _wrap_serve(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def send_kv_to_decode(identity: object, sock: object, meta: object) -> object:
-        side.report.note(METADATA, side.asked, meta, now())
+        side.report.note(METADATA, side.make_asked_lines, meta, now())
         answers = _Answers(sock)
         result = await original(identity, answers, meta)
         if answers.t_ns:
-            side.report.note(RESPONSE, side.asked, meta, answers.t_ns)
+            side.report.note(RESPONSE, side.make_asked_lines, meta, answers.t_ns)
         return result
 
     return send_kv_to_decode
@@ -233,7 +238,7 @@ def _wrap_build(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]
     ) -> object:
         t_ns = now()
         result = await original(ready_reqs, agent_meta, local_regions, remote_regions)
-        side.report.note(WRITE, side.built, ready_reqs, agent_meta, result, now() - t_ns)
+        side.report.note(WRITE, side.note_built, ready_reqs, agent_meta, result, now() - t_ns)
         return result
 
     return _build_transfer_params
@@ -250,6 +255,6 @@ def _wrap_write(side: MooncakeTransfers, original: Callable[..., int]) -> Callab
         finally:
             t6_ns, after_ns = now(), _read_run_delay_ns()
             delay_ns = None if waited_ns is None or after_ns is None else after_ns - waited_ns
-            side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, t6_ns, delay_ns)
+            side.report.note(WRITE, side.make_written_lines, src_ptrs, lengths, code, t5_ns, t6_ns, delay_ns)
 
     return _send_blocks

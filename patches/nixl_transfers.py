@@ -80,20 +80,20 @@ class NixlTransfers:
         note = self.report.note
         worker_wraps = (
             surround(
-                before=lambda metadata: note(LOAD_STARTED, self.loading, metadata, now()),
-                after=lambda _, metadata: note(SEND_READY, self.ready, metadata, now()),
+                before=lambda metadata: note(LOAD_STARTED, self.make_loading_lines, metadata, now()),
+                after=lambda _, metadata: note(SEND_READY, self.make_ready_lines, metadata, now()),
             ),
             functools.partial(_wrap_read, self),
-            surround(after=lambda ended, transfers: any(ended) and note(WRITE, self.polled, *ended, now())),
-            surround(after=lambda results: note(RECEIVED, self.received, results, now())),
+            surround(after=lambda ended, transfers: any(ended) and note(WRITE, self.make_polled_lines, *ended, now())),
+            surround(after=lambda results: note(RECEIVED, self.make_received_lines, results, now())),
         )
         agent_wraps = (
-            surround(before=lambda handle, *_: note(WRITE, self.posted, handle, now())),
+            surround(before=lambda handle, *_: note(WRITE, self.note_posted, handle, now())),
             surround(after=lambda telemetry, handle: note(WRITE, self.note_telemetry, handle, telemetry)),
         )
         return ((self.worker, HOOKS, worker_wraps), (agent, AGENT_HOOKS, agent_wraps))
 
-    def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
+    def make_loading_lines(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """D's worker knows of blocks to read."""
         if len(self._remote) >= _READS:
             self._remote.clear()
@@ -103,16 +103,16 @@ class NixlTransfers:
             lines.append(_make_line(t_ns, request, meta.remote.request_id, blocks=_count_blocks(meta.local_block_ids)))
         return lines
 
-    def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
+    def make_ready_lines(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """P's worker knows that a finished prefill waits to be read."""
         return [_make_line(t_ns, request, None, blocks=None) for request in metadata.reqs_to_send]
 
-    def asking(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
+    def make_asking_lines(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
         """D asks NIXL for a request's blocks, or only notifies P that it needs none."""
         request, remote_request, blocks = _parse_read_call(args, kwargs)
         return [_make_line(t_ns, request, remote_request, blocks=blocks)]
 
-    def reading(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
+    def note_read(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
         """What is posted from now on belongs to this request; with several workers of P it is read from each."""
         request, remote_request, blocks = _parse_read_call(args, kwargs)
         if len(self._reads) >= _READS:
@@ -128,7 +128,7 @@ class NixlTransfers:
             self._reads.pop(self.current.request, None)
         self.current = None
 
-    def posted(self, handle: object, t_ns: int) -> list[Line]:
+    def note_posted(self, handle: object, t_ns: int) -> list[Line]:
         """A transfer of the current read begins."""
         if self.current is not None:
             self.current.posted_ns.append(t_ns)
@@ -143,7 +143,7 @@ class NixlTransfers:
             read.telemetry.append((posted_ns, telemetry))
         return []
 
-    def polled(self, done: Collection[str], failed: Collection[str], t_ns: int) -> list[Line]:
+    def make_polled_lines(self, done: Collection[str], failed: Collection[str], t_ns: int) -> list[Line]:
         """The worker has asked after its transfers: those of `done` have none left, of `failed` one or more failed."""
         for request in failed:
             if request in self._reads:
@@ -181,7 +181,7 @@ class NixlTransfers:
             )
         return lines
 
-    def received(self, results: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - KVConnectorTransferResults
+    def make_received_lines(self, results: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - KVConnectorTransferResults
         """D's worker reports these to the scheduler."""
         return [
             _make_line(t_ns, request, self._remote.pop(request, None), ok=request not in results.failed_recving)
@@ -201,8 +201,8 @@ def _wrap_read(side: NixlTransfers, original: Callable[..., bool]) -> Callable[.
     @functools.wraps(original)
     def _read_blocks(*args: Any, **kwargs: Any) -> bool:
         t_ns = now()
-        side.report.note(PULL_SENT, side.asking, args, kwargs, t_ns)
-        side.report.note(WRITE, side.reading, args, kwargs, t_ns)
+        side.report.note(PULL_SENT, side.make_asking_lines, args, kwargs, t_ns)
+        side.report.note(WRITE, side.note_read, args, kwargs, t_ns)
         try:
             return original(*args, **kwargs)
         finally:

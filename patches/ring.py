@@ -95,7 +95,7 @@ class Ring:
         if self._file is None:
             return
         try:
-            self._pwrite(self._status_bytes(), _JSON_LENGTH_OFFSET)
+            self._pwrite(self._pack_status(), _JSON_LENGTH_OFFSET)
         except (OSError, ValueError) as error:
             self._warn(f"status not written: {error}")
 
@@ -123,10 +123,10 @@ class Ring:
         self._opened_at = (time.perf_counter_ns(), time.time_ns())
         os.ftruncate(self._file, HEADER_BYTES + self._capacity * RECORD_BYTES)
         os.posix_fallocate(self._file, 0, HEADER_BYTES)
-        self._pwrite(self._status_bytes(), _JSON_LENGTH_OFFSET)
+        self._pwrite(self._pack_status(), _JSON_LENGTH_OFFSET)
         role = self.role.encode()
         self._pwrite(_HEADER.pack(MAGIC, HEADER_BYTES, RECORD_BYTES, self._capacity, 0, pid, role), 0)
-        self.put = self._mapped_put() if self._can_map() else self._written_put()
+        self.put = self._make_mapped_put() if self._can_map() else self._make_written_put()
 
     def _can_map(self) -> bool:
         """Map the file if storing through the mapping is safe here."""
@@ -143,7 +143,7 @@ class Ring:
             return False
         return True
 
-    def _mapped_put(self) -> Put:
+    def _make_mapped_put(self) -> Put:
         assert self._mapping is not None
         mapping = self._mapping
         pack, advance = self._record.pack_into, _COUNT.pack_into
@@ -179,7 +179,7 @@ class Ring:
             return 0
         return count + records
 
-    def _written_put(self) -> Put:
+    def _make_written_put(self) -> Put:
         pack, pwrite = self._record.pack, self._pwrite
         capacity, padding = self._capacity, self._padding
         count = 0
@@ -205,7 +205,7 @@ class Ring:
         if os.pwrite(self._file, data, offset) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _status_bytes(self) -> bytes:
+    def _pack_status(self) -> bytes:
         """The length and the JSON, blank to the header's end so that no tail of a longer one is left."""
         t_ns, unix_ns = self._opened_at
         status: dict[str, Any] = {

@@ -63,14 +63,14 @@ class Sources:
             owner = _find_class(tree, hook.owner)
             if owner is None:
                 return f"no class {hook.owner}"
-            owners = [*self._lineage(tree, owner)]
+            owners = [*self._list_lineage(tree, owner)]
         if isinstance(hook, Shape):
             attributes = {name for each in owners for name in _list_attributes(each)}
             missing = [name for name in hook.attributes if name not in attributes]
             return f"no attribute {', '.join(missing)}" if missing else None
         return _find_method_misfit(owners, hook)
 
-    def _lineage(self, tree: ast.Module, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    def _list_lineage(self, tree: ast.Module, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
         """The class and its bases, as far as they are classes of vLLM."""
         yield owner
         for base in owner.bases:
@@ -78,7 +78,7 @@ class Sources:
             home = tree if _find_class(tree, name) else self._parse(_find_import(tree, name))
             above = _find_class(home, name) if home is not None else None
             if home is not None and above is not None:
-                yield from self._lineage(home, above)
+                yield from self._list_lineage(home, above)
 
     def _find_file(self, module: str) -> Path | None:
         path = self._packages.joinpath(*module.split("."))

@@ -28,11 +28,11 @@ def install(log_path: str) -> HookCheck:
     check = check_hooks()
     engine = EngineSteps(log_path, check)
 
-    def constructed(_: None, scheduler: Scheduler, *__: object) -> None:
-        engine.constructed(scheduler)
+    def note_constructed(_: None, scheduler: Scheduler, *__: object) -> None:
+        engine.note_constructed(scheduler)
         begin_watch(lambda: engine.open_step(scheduler))
 
-    def created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
+    def time_created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
         """A connector that cannot be timed is handed out as it is."""
         try:
             if role.name == "SCHEDULER":
@@ -42,10 +42,13 @@ def install(log_path: str) -> HookCheck:
         except Exception as error:  # noqa: BLE001 - the connector works without being timed
             engine.note_misfit(type(connector).__name__, f"{type(error).__name__}: {error}")
 
-    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=constructed), _MARK)
+    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=note_constructed), _MARK)
     replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
     replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
     replace_on_class(
-        hooks.CREATE_CONNECTOR, check, lambda original: classmethod(surround(after=created)(original.__func__)), _MARK
+        hooks.CREATE_CONNECTOR,
+        check,
+        lambda original: classmethod(surround(after=time_created)(original.__func__)),
+        _MARK,
     )
     return check

@@ -166,7 +166,7 @@ class Report:
             "vllm": self._check.vllm,
             "untested_version": self._check.untested_version,
             "connector": self.connector,
-            "boot_id": _boot_id(),
+            "boot_id": _read_boot_id(),
             "clock": "CLOCK_MONOTONIC",
             "t_ns": time.perf_counter_ns(),
             "unix_ns": time.time_ns(),
@@ -175,7 +175,7 @@ class Report:
         }
 
 
-def _boot_id() -> str | None:
+def _read_boot_id() -> str | None:
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

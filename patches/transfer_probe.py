@@ -13,7 +13,7 @@ from typing import Any
 
 from . import engine_transfers, hooks, mooncake_transfers, nixl_transfers
 from .engine_transfers import EngineTransfers, watch_scheduler_connector, wrap_promote, wrap_schedule
-from .hooks import HookCheck, Method, Wrap, check_hooks, method_misfit, replace_on_instance, surround
+from .hooks import HookCheck, Method, Wrap, check_hooks, find_method_misfit, replace_on_instance, surround
 from .mooncake_transfers import MooncakeTransfers
 from .nixl_transfers import NixlTransfers
 from .step_probe import Role
@@ -33,7 +33,7 @@ def install(folder: str) -> HookCheck:
     log = TransferLog(folder)
     engine = EngineTransfers(log, check)
 
-    def created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
+    def watch_created(connector: object, _: type, __: object, role: Role, *___: object) -> None:
         """A connector that cannot be watched is handed out as it is."""
         in_engine = getattr(role, "name", None) == "SCHEDULER"
         report = engine.report if in_engine else Report(log, "worker", WORKER_EVENTS, check)
@@ -49,10 +49,13 @@ def install(folder: str) -> HookCheck:
     def wrap(hook: Method, make: Callable[[Any], Any]) -> None:
         hooks.replace_on_class(hook, check, make, _MARK)
 
-    wrap(hooks.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
+    wrap(hooks.SCHEDULER_INIT, surround(after=lambda *_: engine.note_constructed()))
     wrap(engine_transfers.SCHEDULE, lambda original: wrap_schedule(original, engine))
     wrap(engine_transfers.PROMOTE, lambda original: wrap_promote(original, engine))
-    wrap(engine_transfers.CREATE_CONNECTOR, lambda original: classmethod(surround(after=created)(original.__func__)))
+    wrap(
+        engine_transfers.CREATE_CONNECTOR,
+        lambda original: classmethod(surround(after=watch_created)(original.__func__)),
+    )
     return check
 
 
@@ -69,7 +72,7 @@ def watch_worker_connector(connector: object, report: Report) -> None:
         targets = moving.targets()
         for instance, table, _ in targets:
             for hook in table:
-                misfit = method_misfit(instance, hook)
+                misfit = find_method_misfit(instance, hook)
                 if misfit is not None:
                     report.mark_unavailable(hook.feeds, f"{hook.name}: {misfit}")
         for instance, table, wraps in targets:

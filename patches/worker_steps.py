@@ -8,7 +8,7 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from .engine_steps import STAMP
-from .hooks import CHILD_FIELDS, WORKER_FIELDS, HookCheck, children_of, replace_on_instance
+from .hooks import CHILD_FIELDS, WORKER_FIELDS, HookCheck, list_connector_children, replace_on_instance
 from .ring import MISSING, Ring
 
 TRANSFER_RESULTS = ("get_transfer_results", "get_finished")
@@ -70,7 +70,7 @@ def _find_results(connector: object) -> str:
 
 def _time_children(connector: object, worker: WorkerSteps) -> None:
     """Time the callbacks of each connector inside a MultiConnector, added up by connector."""
-    for column, child in enumerate(children_of(connector), _FIRST_CHILD):
+    for column, child in enumerate(list_connector_children(connector), _FIRST_CHILD):
         for method in (_find_results(child), "start_load_kv"):
             why = replace_on_instance(child, method, 1, functools.partial(_wrap_timed, worker, column))
             if why is not None:

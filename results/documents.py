@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from results.records.declaration import Declared, Field, fields_of, records_inside
+from results.records.declaration import Declared, Field, list_record_fields, list_records_inside
 from results.records.declared import DECLARED, OTHER_FILES
-from results.registry import all_results
+from results.registry import list_all_results
 from results.report.documents import DOCUMENTS
 
 
 def list_declared() -> tuple[Declared, ...]:
     """Those of every run, then those of each registered experiment; after each the records in its fields."""
-    own = tuple(replace(one, experiment=results.name) for results in all_results() for one in results.declared())
+    own = tuple(replace(one, experiment=results.name) for results in list_all_results() for one in results.declared())
     return tuple(_add_inside((*DECLARED, *DOCUMENTS, *own)))
 
 
@@ -36,7 +36,7 @@ def _add_inside(declared: Sequence[Declared]) -> Iterator[Declared]:
     for one in declared:
         of_one = [one]
         for holder in of_one:  # it grows by what is inside
-            for record in records_inside(holder.record):
+            for record in list_records_inside(holder.record):
                 if record not in stated and record not in holders:
                     of_one.append(Declared(record, ()))
                 holders.setdefault(record, {})[holder.record.__name__] = one.experiment
@@ -62,11 +62,11 @@ a record has a column for each key or field. The records as JSON Schemas are in
 """
 
 
-def records_page() -> str:
+def make_records_page() -> str:
     """Every record with its fields, types, units and sentences, as Markdown."""
     parts = [_OPENING]
     for one in list_declared():
-        rows = "".join(_make_row(field) for field in fields_of(one.record))
+        rows = "".join(_make_row(field) for field in list_record_fields(one.record))
         parts.append(
             f"\n## {one.record.__name__}\n\n{_list_files(one)}\n\n| field | type | unit | |\n|---|---|---|---|\n{rows}"
         )
@@ -101,7 +101,7 @@ _ABOUT_SCHEMAS = (
 )
 
 
-def json_schemas() -> dict[str, Any]:
+def make_json_schemas() -> dict[str, Any]:
     """Every record as a JSON Schema, and the schema of each JSON file: one document of draft 2020-12."""
     declared = list_declared()
     _, schemas = msgspec.json.schema_components([one.record for one in declared])
@@ -112,7 +112,7 @@ def json_schemas() -> dict[str, Any]:
         schema = schemas[one.record.__name__]
         schema["$comment"] = ", ".join(one.where) + (f" of {one.experiment}" if one.experiment else "")
         properties = schema["properties"]
-        for field in fields_of(one.record):
+        for field in list_record_fields(one.record):
             unit = "" if field.unit in ("", "1") else f" Unit: {field.unit}."
             properties[field.name]["description"] = f"{field.sentence}{unit}"
         for name in ("version", "format"):  # a row without one may be of the first version
@@ -121,12 +121,12 @@ def json_schemas() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Records of a Tracon run",
         "description": _ABOUT_SCHEMAS,
-        "files": _schemas_of_files(declared),
+        "files": _make_file_schemas(declared),
         "$defs": dict(sorted(schemas.items())),
     }
 
 
-def _schemas_of_files(declared: Iterable[Declared]) -> dict[str, Any]:
+def _make_file_schemas(declared: Iterable[Declared]) -> dict[str, Any]:
     """By the file's name in `Declared.where`: the schema of the document, in JSONL of each row."""
     files: dict[str, list[dict[str, Any]]] = {}
     for one in declared:
@@ -139,12 +139,12 @@ def _schemas_of_files(declared: Iterable[Declared]) -> dict[str, Any]:
     return {name: options[0] if len(options) == 1 else {"anyOf": options} for name, options in files.items()}
 
 
-def json_schemas_text() -> str:
-    """The document of `json_schemas` as docs/records.schema.json holds it."""
-    return msgspec.json.format(msgspec.json.encode(json_schemas()), indent=2).decode() + "\n"
+def format_json_schemas() -> str:
+    """The document of `make_json_schemas` as docs/records.schema.json holds it."""
+    return msgspec.json.format(msgspec.json.encode(make_json_schemas()), indent=2).decode() + "\n"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Print the page of all records as Markdown.")
     parser.add_argument("--json-schema", action="store_true", help="print the records as JSON Schemas instead")
-    sys.stdout.write(json_schemas_text() if parser.parse_args().json_schema else records_page())
+    sys.stdout.write(format_json_schemas() if parser.parse_args().json_schema else make_records_page())

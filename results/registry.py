@@ -44,12 +44,12 @@ for _folder in FOLDERS:
     register(import_module(f"results.{_folder}.experiment").RESULTS)
 
 
-def all_results() -> tuple[ExperimentResults[Any], ...]:
+def list_all_results() -> tuple[ExperimentResults[Any], ...]:
     """In the order of their registration."""
     return tuple(_BY_NAME.values())
 
 
-def results_named(experiment: str) -> ExperimentResults[Any]:
+def find_results(experiment: str) -> ExperimentResults[Any]:
     """`experiment`: as the plan states it; empty = the plan cannot be read. Raises ResultsError for an unknown name."""
     name = experiment or WITHOUT_PLAN
     if name not in _BY_NAME:
@@ -59,14 +59,14 @@ def results_named(experiment: str) -> ExperimentResults[Any]:
     return _BY_NAME[name]
 
 
-def results_of(folder: Path) -> ExperimentResults[Any]:
+def find_results_of_run(folder: Path) -> ExperimentResults[Any]:
     """By the experiment that the plan in `folder` names. Raises ResultsError where the experiment is unknown."""
     try:
         plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
     except (OSError, *DAMAGED_JSON):
         plan = {}
     experiment = plan.get("experiment") if isinstance(plan, dict) else ""
-    return results_named(experiment if isinstance(experiment, str) else "")
+    return find_results(experiment if isinstance(experiment, str) else "")
 
 
 def is_measured(kind: str) -> bool:
@@ -96,7 +96,7 @@ def export_run(source: Path, target: Path) -> tuple[Path, ...]:
     from results.report.export import export_results, refuse_run_folder
 
     refuse_run_folder(target)  # before the analysis, which takes long
-    results = results_of(source)
+    results = find_results_of_run(source)
     analysis = results.write(source)
     own = results.exported(RunLayout(source))
     return export_results(source, target, _build_comparable(results, analysis, source), own)
@@ -111,7 +111,7 @@ def _read_exported(folder: Path) -> Comparable | None:
 
 def _analyze_comparable(folder: Path) -> Comparable:
     """Raises ResultsError where the experiment has no such numbers, or `folder` is no run."""
-    results = results_of(folder)
+    results = find_results_of_run(folder)
     if results.comparable is None:
         raise ResultsError(
             f"{folder.name} is a {results.name} run: {results.why_no_compare}",

@@ -29,8 +29,8 @@ from results.records.errors import DAMAGED_JSON
 from results.records.layout import ConfigLayout, write_atomic
 from results.records.visible import visible
 from runners.errors import RunnerError
-from state.process_identity import boot_id, is_alive, this_process
-from state.workspace import default_root
+from state.process_identity import boot_id, identify_this_process, is_alive
+from state.workspace import find_default_root
 
 POLL_S = 0.2
 STOP_MARGIN_S = 30.0
@@ -132,12 +132,12 @@ def take_down(name: str, workspace: Path | None) -> StandaloneEngine:
 
 def list_running(workspace: Path | None) -> list[StandaloneEngine]:
     """The engines that are up, by name."""
-    root = _engines_root(workspace)
+    root = _find_engines_root(workspace)
     rows = (_read_engine(folder) for folder in sorted(root.iterdir())) if root.is_dir() else ()
     return [row for row in rows if row is not None and _is_held(row)]
 
 
-def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
+def read_log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
     """The last lines of its stderr and stdout."""
     layout = ConfigLayout(_folder(workspace, name))
     if not layout.stderr.exists() and not layout.stdout.exists():
@@ -152,7 +152,7 @@ def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> int:
     """Start the engine and hold it until a signal arrives or it dies; returns the exit code."""
-    checked, holder = load_profile(profile), this_process()
+    checked, holder = load_profile(profile), identify_this_process()
     row = StandaloneEngine(
         name=name,
         config=config,
@@ -250,14 +250,14 @@ async def _wait_until_over(instance: Instance, stop: asyncio.Event) -> None:
             continue
 
 
-def _engines_root(workspace: Path | None) -> Path:
-    return (workspace or default_root()) / "engines"
+def _find_engines_root(workspace: Path | None) -> Path:
+    return (workspace or find_default_root()) / "engines"
 
 
 def _folder(workspace: Path | None, name: str) -> Path:
     if "/" in name or name.startswith("."):
         raise RunnerError(f"{name!r} is no name for an engine", remedy="use letters, digits, - and _")
-    return _engines_root(workspace) / name
+    return _find_engines_root(workspace) / name
 
 
 def _read_engine(folder: Path) -> StandaloneEngine | None:
@@ -279,7 +279,7 @@ def _write_engine(folder: Path, row: StandaloneEngine) -> None:
 def _is_held(row: StandaloneEngine) -> bool:
     """Whether its holder is alive."""
     holder = replace(
-        this_process(),
+        identify_this_process(),
         pid=row.holder_pid,
         process_start=row.holder_start,
         start_ticks=row.holder_ticks,

@@ -35,7 +35,7 @@ Lives = Mapping[str, tuple[Stay, ...]]
 """By session, oldest stay first; the session seen last is the last key."""
 
 
-def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Container[tuple[str, str]] = ()) -> Lives:
+def fold_picks_into_lives(before: Lives, lines: Iterable[RoutedLine], failed: Container[tuple[str, str]] = ()) -> Lives:
     """The lives after more picks, in their order. A pick without a session or an instance changes none.
 
     `failed`: (migration, target) of those known to have failed; their picks moved no session.
@@ -64,7 +64,7 @@ def _add_pick(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     return (*stays[:-1], stay)
 
 
-def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
+def fold_migration_into_lives(before: Lives, event: MigrationChanged) -> Lives:
     """The lives after a step of a migration: `done` marks the stay it brought, `failed` brings the session back."""
     stays = before.get(event.session, ())
     if event.phase not in ("done", "failed") or not event.target:

@@ -26,14 +26,14 @@ _Stage = TypeVar("_Stage", bound=StageRow)
 _Instance = TypeVar("_Instance", bound=InstanceRow)
 
 
-def active_s(run: RunRow, now_unix_s: float) -> float:
+def compute_active_s(run: RunRow, now_unix_s: float) -> float:
     """Seconds the run has been running at `now_unix_s`: without pauses and the time that no process ran it."""
     if run.running_since_unix_s is None:
         return run.active_s
     return run.active_s + max(0.0, now_unix_s - run.running_since_unix_s)
 
 
-def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t_unix_s: float, seq: int) -> RunRow:
+def change_run(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t_unix_s: float, seq: int) -> RunRow:
     """The run after the event; `previous_t_unix_s` is the time of the journal's event before it.
 
     RUNNING -> RUNNING follows a crash: the run counts as active until the previous event.
@@ -49,19 +49,19 @@ def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t
         pid=event.pid if event.pid is not None else run.pid,
         started_unix_s=started,
         ended_unix_s=None if open_ended else t_unix_s,
-        active_s=active_s(run, previous_t_unix_s if after_death else t_unix_s),
+        active_s=compute_active_s(run, previous_t_unix_s if after_death else t_unix_s),
         running_since_unix_s=t_unix_s if runs else None,
         changed_seq=seq,
     )
 
 
-def run_after_takeover(run: RunRow, event: events.RunTaken) -> RunRow:
+def change_run_owner(run: RunRow, event: events.RunTaken) -> RunRow:
     """The run after a takeover: its active time stops at the last heartbeat, until it is RUNNING again."""
     until_unix_s = event.last_heartbeat_unix_s
-    return replace(run, pid=event.pid, active_s=active_s(run, until_unix_s), running_since_unix_s=None)
+    return replace(run, pid=event.pid, active_s=compute_active_s(run, until_unix_s), running_since_unix_s=None)
 
 
-def stage_after(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _Stage:
+def change_stage(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _Stage:
     runs = event.state is StageState.RUNNING
     return replace(
         stage,
@@ -72,7 +72,7 @@ def stage_after(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _
     )
 
 
-def cell_after(cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float) -> CellView:
+def change_cell(cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float) -> CellView:
     """The cell after the event; `now_active_s` is the run's active time at the event."""
     ended = event.state in CELL_ENDED
     done = event.state is CellState.DONE
@@ -129,14 +129,14 @@ def _finish_attempt(
     return cell.attempts
 
 
-def cell_after_progress(cell: CellView, event: events.CellProgressed) -> CellView:
+def note_cell_progress(cell: CellView, event: events.CellProgressed) -> CellView:
     """The cell with its progress, which counts only while it runs."""
     if cell.state is not CellState.RUNNING:
         return cell
     return replace(cell, fraction=min(1.0, max(0.0, event.fraction)), note=event.note)
 
 
-def instance_after(instance: _Instance, event: events.InstanceChanged, t_unix_s: float) -> _Instance:
+def change_instance(instance: _Instance, event: events.InstanceChanged, t_unix_s: float) -> _Instance:
     """The instance after the event: what the event leaves out stays as it was."""
     ready = event.state is InstanceState.READY
     ended = event.state in INSTANCE_ENDED
@@ -156,26 +156,26 @@ def instance_after(instance: _Instance, event: events.InstanceChanged, t_unix_s:
     )
 
 
-def request_submitted(event: events.RequestSubmitted, t_unix_s: float, seq: int) -> RequestView:
+def make_submitted_request(event: events.RequestSubmitted, t_unix_s: float, seq: int) -> RequestView:
     return RequestView(event.request, event.action, event.target, event.reason, event.by, t_unix_s, seq)
 
 
-def request_answered(request: RequestView, event: events.RequestAnswered, t_unix_s: float) -> RequestView:
+def note_answered_request(request: RequestView, event: events.RequestAnswered, t_unix_s: float) -> RequestView:
     return replace(request, answered_unix_s=t_unix_s, accepted=event.accepted, detail=event.detail)
 
 
-def illegal_run(run: RunRow, event: events.RunChanged) -> str:
+def explain_illegal_run(run: RunRow, event: events.RunChanged) -> str:
     """Why the run may not make this change; empty when it may."""
     return "" if event.state in RUN_TRANSITIONS[run.state] else f"run: {run.state} -> {event.state}"
 
 
-def illegal_stage(stage: StageRow, event: events.StageChanged) -> str:
+def explain_illegal_stage(stage: StageRow, event: events.StageChanged) -> str:
     """Why the stage may not make this change; empty when it may."""
     legal = event.state in STAGE_TRANSITIONS[stage.state]
     return "" if legal else f"stage {stage.stage}: {stage.state} -> {event.state}"
 
 
-def illegal_cell(cell: CellView, event: events.CellChanged) -> str:
+def explain_illegal_cell(cell: CellView, event: events.CellChanged) -> str:
     """Why the cell may not make this change; empty when it may. Each attempt needs a number above the ones before."""
     if event.state not in CELL_TRANSITIONS[cell.state]:
         return f"cell {cell.cell}: {cell.state} -> {event.state}"
@@ -184,7 +184,7 @@ def illegal_cell(cell: CellView, event: events.CellChanged) -> str:
     return ""
 
 
-def illegal_instance(instance: InstanceRow | None, event: events.InstanceChanged) -> str:
+def explain_illegal_instance(instance: InstanceRow | None, event: events.InstanceChanged) -> str:
     """Why the instance may not make this change; empty when it may."""
     before = None if instance is None else instance.state
     if event.state in INSTANCE_TRANSITIONS[before]:

@@ -46,7 +46,7 @@ LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, GpusSampl
 """Numbers that come once a second: they change no state, make no feed line, and do not wait for the disk."""
 
 
-def wire_kind(event: Event) -> str:
+def name_wire_kind(event: Event) -> str:
     """The event's `kind` in the journal."""
     return event.wire_kind if isinstance(event, Unknown) else event.kind
 

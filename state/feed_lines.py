@@ -28,7 +28,7 @@ class FeedLine:
     text: str
 
 
-def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: float) -> tuple[FeedLine, ...]:
+def make_alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: float) -> tuple[FeedLine, ...]:
     """A line for each alarm that began, then for each that ended."""
     lines = [FeedLine(t_unix_s, "warning", each.engine, each.text) for each in begun]
     for each in ended:
@@ -37,7 +37,7 @@ def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: floa
     return tuple(lines)
 
 
-def feed_line(recorded: Recorded) -> FeedLine:
+def make_feed_line(recorded: Recorded) -> FeedLine:
     """The line for an event of any kind."""
     level, subject, text = _describe_event(recorded.event)
     return FeedLine(recorded.t_unix_s, level, subject, text)
@@ -178,13 +178,13 @@ def _describe_migration(event: events.MigrationChanged) -> tuple[str, str, str]:
 
 def _describe_transfer(event: events.MigrationChanged) -> str:
     tokens = "tokens not counted" if event.external_tokens is None else f"{event.external_tokens} tokens transferred"
-    moved = "" if event.bytes is None else f"{_three_digits(event.bytes / 1e6)} MB"
-    took = "" if event.transfer_s is None else f"in {_three_digits(event.transfer_s * 1e3)} ms"
+    moved = "" if event.bytes is None else f"{_format_three_digits(event.bytes / 1e6)} MB"
+    took = "" if event.transfer_s is None else f"in {_format_three_digits(event.transfer_s * 1e3)} ms"
     rest = " ".join(part for part in (moved, took) if part)
     return ", ".join(part for part in (tokens, rest) if part)
 
 
-def _three_digits(value: float) -> str:
+def _format_three_digits(value: float) -> str:
     """At least three significant digits; an exponent only below 0.0001."""
     return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 

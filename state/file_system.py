@@ -19,7 +19,7 @@ NETWORK = frozenset((
 
 def require_local_disk(folder: Path) -> None:
     """Raises StoreUnusable where the folder is on a network file system."""
-    kind = file_system_of(folder)
+    kind = find_file_system(folder)
     if kind in NETWORK:
         raise StoreUnusable(
             f"{folder} is on a network file system ({kind}), where a run's state is not safe",
@@ -27,7 +27,7 @@ def require_local_disk(folder: Path) -> None:
         )
 
 
-def file_system_of(folder: Path) -> str:
+def find_file_system(folder: Path) -> str:
     """The type of the file system that holds the folder, which need not exist yet; empty where it is not known."""
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -17,7 +17,7 @@ import msgspec
 from results.records.events import RunTaken
 from state.errors import LeaseHeld, LeaseLost
 from state.file_system import require_local_disk
-from state.process_identity import ProcessIdentity, can_see, is_alive, this_process
+from state.process_identity import ProcessIdentity, can_see, identify_this_process, is_alive
 from state.sqlite import explain_errors
 from state.store import RunStore
 
@@ -59,11 +59,11 @@ class Lease:
         with self.store.transaction(durable=False) as transaction:
             self.require_holder(transaction.connection)
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
-            transaction.connection.execute(sql, (self.clock(), *self._holder_key()))
+            transaction.connection.execute(sql, (self.clock(), *self._make_holder_key()))
 
     def require_holder(self, connection: sqlite3.Connection) -> None:
         """Raises LeaseLost where another process has taken over. Every write of the holder begins with it."""
-        if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._holder_key()).fetchone() is None:
+        if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._make_holder_key()).fetchone() is None:
             message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
             raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
 
@@ -71,9 +71,9 @@ class Lease:
         """Release the run. Does nothing where another process holds the lease by now."""
         self.store.fence = None
         with self.store.transaction() as transaction:
-            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._holder_key())
+            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._make_holder_key())
 
-    def _holder_key(self) -> tuple[int, float, str, str]:
+    def _make_holder_key(self) -> tuple[int, float, str, str]:
         return self.holder.pid, self.holder.process_start, self.holder.boot_id, self.holder.host
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease
     holds it, this one included.
     """
     require_local_disk(store.folder)
-    me = this_process()
+    me = identify_this_process()
     with store.transaction() as transaction:
         row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
         before = _judge_holder(row, clock())
@@ -120,7 +120,7 @@ def _refuse_held(run: str, lease: LeaseState) -> LeaseHeld:
     return LeaseHeld(f"{run} is being run by {where}", remedy=remedy)
 
 
-def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:
+def read_lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:
     """Whether a process runs the run now."""
     rows = store.read(f"SELECT {', '.join(_COLUMNS)} FROM lease")
     with explain_errors(store.path):

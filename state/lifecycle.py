@@ -80,7 +80,7 @@ class Bandwidth:
     requests: int
 
 
-def lifecycle_after(
+def fold_request_into_lifecycle(
     before: LifecycleView | None, event: LifecycleMeasured, t_unix_s: float, attempt: int
 ) -> LifecycleView:
     """The view after one more request. Another attempt at a cell replaces the previous one."""
@@ -116,10 +116,10 @@ def list_overheads(view: LifecycleView) -> tuple[Overhead, ...]:
         if event.ttft_ms is not None and event.colo_ttft_ms is not None:
             pair = event.ttft_ms, event.colo_ttft_ms, event.colo_first
             pairs_by_size.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
-    return tuple(_mean_overhead(size, pairs_by_size[size]) for size in sorted(pairs_by_size))
+    return tuple(_compute_mean_overhead(size, pairs_by_size[size]) for size in sorted(pairs_by_size))
 
 
-def _mean_overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
+def _compute_mean_overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
     both = {first for _, _, first in pairs} == {True, False}
     orders = [[pair for pair in pairs if pair[2] is first] for first in (True, False)] if both else [pairs]
     apart = fmean(fmean(ttft_ms for ttft_ms, _, _ in own) for own in orders)
@@ -139,16 +139,16 @@ def list_bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
     )
 
 
-def worst_residual(view: LifecycleView) -> float | None:
+def find_worst_residual(view: LifecycleView) -> float | None:
     """The largest residual share of a counted request; None = none is measured."""
     return max((event.residual_share for event in list_counted(view) if event.residual_share is not None), default=None)
 
 
-def lifecycle_json(view: LifecycleView) -> dict[str, Any]:
+def make_lifecycle_json(view: LifecycleView) -> dict[str, Any]:
     """The part `lifecycle` of `tracon status --json`."""
     return {
         "cells": [{"cell": cell, **asdict(counts)} for cell, counts in view.cells.items()],
-        "worst_residual_share": worst_residual(view),
+        "worst_residual_share": find_worst_residual(view),
         "bandwidths": [asdict(each) for each in list_bandwidths(view)],
         "overheads": [{**asdict(each), "overhead_ms": each.overhead_ms} for each in list_overheads(view)],
         "latest": [{"t_unix_s": each.t_unix_s, **asdict(each.event)} for each in view.requests[-SHOWN:]],

@@ -76,7 +76,7 @@ class MigrationsView:
         return next((each for each in self.counts if each.cell == cell), MigrationCounts(cell, 0))
 
 
-def migrations_after(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> MigrationsView:
+def fold_step_into_migrations(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> MigrationsView:
     """The view after one more step. Another attempt at a cell resets that cell."""
     view = MigrationsView() if before is None else before
     if view.counts_of(event.cell).attempt not in (0, attempt):
@@ -89,13 +89,13 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
     )
 
 
-def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
+def find_failed_migrations(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
     """(migration, target) of those of the cell's migrations in the view that have failed."""
     rows = () if view is None else view.rows
     return frozenset((row.migration, row.target) for row in rows if row.phase == "failed" and row.cell == cell)
 
 
-def refusals_of_line(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
+def count_refusals_of_line(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
     """How many refusals a line of the feed about this one stands for; None = it makes no line."""
     going_on = before is not None and _goes_on(before, event, attempt)
     last = before.quiet.get(event.reason) if before is not None and going_on else None
@@ -110,7 +110,7 @@ def _goes_on(view: MigrationsView, event: MigrationChanged, attempt: int) -> boo
     return bool(view.counts) and (view.counts[-1].cell, view.counts[-1].attempt) == (event.cell, attempt)
 
 
-def migrations_json(view: MigrationsView) -> dict[str, Any]:
+def make_migrations_json(view: MigrationsView) -> dict[str, Any]:
     """The part `migrations` of `tracon status --json`: counts per cell, and the newest."""
     return {
         "cells": [
@@ -182,10 +182,10 @@ def _drop_oldest(rows: tuple[Migration, ...]) -> tuple[Migration, ...]:
     """Without the oldest where there are too many: migrations and refusals do not push each other out."""
     refused = sum(each.phase == "refused" for each in rows)
     spare = {"refused": refused - MAX_REFUSALS, "": len(rows) - refused - MAX_MIGRATIONS}
-    return rows if max(spare.values()) <= 0 else tuple(_newest_of_each(rows, spare))
+    return rows if max(spare.values()) <= 0 else tuple(_select_newest_of_each(rows, spare))
 
 
-def _newest_of_each(rows: tuple[Migration, ...], spare: dict[str, int]) -> Iterator[Migration]:
+def _select_newest_of_each(rows: tuple[Migration, ...], spare: dict[str, int]) -> Iterator[Migration]:
     for each in rows:
         sort = "refused" if each.phase == "refused" else ""
         spare[sort] -= 1

@@ -191,7 +191,7 @@ class RunView:
     def reason(self) -> str:
         return self.row.reason
 
-    def state_of_stage(self, stage: StageView) -> str:
+    def find_stage_state(self, stage: StageView) -> str:
         """As viewers show it. No event interrupts a stage: it goes on with the run, so the run's state decides."""
         is_cut = self.state is RunState.INTERRUPTED and stage.state is StageState.RUNNING
         return RunState.INTERRUPTED if is_cut else stage.state

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from results.records.events import RequestAnswered, RequestSubmitted
 from results.records.plan import RunPlan
 from state.errors import RequestRefused
-from state.lease import lease_state
+from state.lease import read_lease_state
 from state.model import RequestView
 from state.store import RunStore
 
@@ -30,7 +30,7 @@ def submit(store: RunStore, action: str, target: str = "", reason: str = "", by:
     return int(number)
 
 
-def user_name() -> str:
+def find_user_name() -> str:
     """The login name, or `uid N` for a user without an account, as in containers."""
     try:
         return getpass.getuser()
@@ -39,7 +39,7 @@ def user_name() -> str:
 
 
 def _require_runner(store: RunStore) -> None:
-    lease = lease_state(store)
+    lease = read_lease_state(store)
     if lease.live:
         return
     died = f" (process {lease.pid} on {lease.host} is gone)" if lease.state == "dead" else ""
@@ -48,7 +48,7 @@ def _require_runner(store: RunStore) -> None:
 
 def pending(store: RunStore) -> tuple[RequestView, ...]:
     """The open requests, oldest first."""
-    return tuple(row for row in store.request_rows() if row.open)
+    return tuple(row for row in store.list_request_rows() if row.open)
 
 
 def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> bool:

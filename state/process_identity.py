@@ -31,16 +31,16 @@ def identify(pid: int) -> ProcessIdentity:
     """The identity of a process of this host. Raises psutil.NoSuchProcess where there is none, and OSError where
     descriptors or memory are too short to look."""
     started = psutil.Process(pid).create_time()
-    return ProcessIdentity(pid, started, _start_ticks(pid), boot_id(), platform.node(), _pid_namespace())
+    return ProcessIdentity(pid, started, _start_ticks(pid), boot_id(), platform.node(), _read_pid_namespace())
 
 
-def this_process() -> ProcessIdentity:
+def identify_this_process() -> ProcessIdentity:
     return identify(os.getpid())
 
 
 def can_see(identity: ProcessIdentity) -> bool:
     """Whether the process's pid is valid here: same host, same pid namespace."""
-    return identity.host == platform.node() and identity.pid_namespace == _pid_namespace()
+    return identity.host == platform.node() and identity.pid_namespace == _read_pid_namespace()
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
@@ -85,7 +85,7 @@ def _start_ticks(pid: int) -> int | None:
     return int(line.rpartition(")")[2].split()[19])
 
 
-def _pid_namespace() -> str:
+def _read_pid_namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from results.records.events import MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 from results.records.live import LiveLatency
-from state.bindings import Lives, lives_after_migration, lives_after_picks
+from state.bindings import Lives, fold_migration_into_lives, fold_picks_into_lives
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms in the view: 15 minutes."""
@@ -117,7 +117,7 @@ class RoutingView:
         return (*self.latest.alarms, *(alarm.text for alarm in find_alarms(self.history)))
 
 
-def routing_after(
+def fold_sample_into_routing(
     before: RoutingView | None,
     event: RouterSampled,
     t_unix_s: float,
@@ -141,20 +141,24 @@ def routing_after(
         history=history,
         lines=(*before.lines, *new)[-ROUTED_LINES:],
         latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
-        lives=lives_after_picks(before.lives, new, failed),
+        lives=fold_picks_into_lives(before.lives, new, failed),
         warned=_update_warned(before.warned, find_alarms(history), event.instances, t_unix_s),
     )
 
 
-def routing_after_migration(before: RoutingView | None, event: MigrationChanged, attempt: int) -> RoutingView | None:
+def fold_migration_into_routing(
+    before: RoutingView | None, event: MigrationChanged, attempt: int
+) -> RoutingView | None:
     """The view after a step of a migration; one of another cell or attempt changes nothing."""
     if before is None or (before.cell, before.attempt) != (event.cell, attempt):
         return before
-    lives = lives_after_migration(before.lives, event)
+    lives = fold_migration_into_lives(before.lives, event)
     return before if lives is before.lives else replace(before, lives=lives)
 
 
-def begun_and_ended(before: RoutingView | None, after: RoutingView) -> tuple[tuple[Warned, ...], tuple[Warned, ...]]:
+def find_begun_and_ended(
+    before: RoutingView | None, after: RoutingView
+) -> tuple[tuple[Warned, ...], tuple[Warned, ...]]:
     """The alarms that began and that ended in the newest second; those of an earlier router do not end."""
     same = before is not None and (before.cell, before.attempt) == (after.cell, after.attempt)
     known = before.warned if before is not None and same else ()
@@ -181,7 +185,7 @@ def _update_warned(
     )
 
 
-def routing_json(routing: RoutingView) -> dict[str, Any]:
+def make_routing_json(routing: RoutingView) -> dict[str, Any]:
     """The router as JSON values: the part `routing` of `tracon status --json`."""
     shares = routing.shares
     loads = routing.latest.instances
@@ -211,19 +215,21 @@ def find_alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
     """What is wrong at the end of these seconds (oldest first); nothing where too few of them were seen."""
     if not history:
         return ()
-    of_each = (_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
+    of_each = (_find_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
     return tuple(alarm for of_one in of_each for alarm in of_one)
 
 
-def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
+def _find_alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
     hot, cold = _compare_span(history, HOT_S, instance), _compare_span(history, COLD_S, instance)
-    if hot and all(_far_above(own, others) for own, others in hot):
+    if hot and all(_is_far_above(own, others) for own, others in hot):
         own, others = hot[-1]
-        pending = f"{own.pending_prefill_tokens} pending prefill tokens, the others {_mean_pending(others):.0f} each"
+        pending = (
+            f"{own.pending_prefill_tokens} pending prefill tokens, the others {_compute_mean_pending(others):.0f} each"
+        )
         yield Alarm(AlarmKind.HOT, instance, f"hot: {instance} has {pending}")
-    if not cold or not all(_idle_beside_load(own, others) for own, others in cold):
+    if not cold or not all(_is_idle_beside_load(own, others) for own, others in cold):
         return
-    back_s = _idle_since_return_s(history, instance)
+    back_s = _measure_idle_since_return_s(history, instance)
     if back_s is not None:
         text = f"never rebalanced: {instance} came back {back_s:.0f} s ago and has had no request since"
         yield Alarm(AlarmKind.NEVER_REBALANCED, instance, text)
@@ -254,19 +260,19 @@ def _load_of(loads: Sequence[RoutedLoad], instance: str) -> RoutedLoad | None:
     return next((load for load in loads if load.instance == instance), None)
 
 
-def _mean_pending(loads: Sequence[RoutedLoad]) -> float:
+def _compute_mean_pending(loads: Sequence[RoutedLoad]) -> float:
     return sum(load.pending_prefill_tokens for load in loads) / len(loads)
 
 
-def _far_above(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
-    return own.num_requests >= HOT_REQUESTS and own.pending_prefill_tokens > HOT_FACTOR * _mean_pending(others)
+def _is_far_above(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
+    return own.num_requests >= HOT_REQUESTS and own.pending_prefill_tokens > HOT_FACTOR * _compute_mean_pending(others)
 
 
-def _idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
+def _is_idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
     return own.num_requests == 0 and sum(load.num_requests for load in others) >= COLD_REQUESTS * len(others)
 
 
-def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
+def _measure_idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
     """Seconds since the instance became available again; None where it was never away, or has had work since."""
     end, loads = history[-1]
     last, back = _load_of(loads, instance), end

@@ -14,19 +14,19 @@ from results.records.errors import DAMAGED_JSON
 from results.records.events import CellState
 from results.records.plan import CellPlan, RunPlan
 from state.changes import (
-    active_s,
-    cell_after,
-    cell_after_progress,
-    illegal_cell,
-    illegal_instance,
-    illegal_run,
-    illegal_stage,
-    instance_after,
-    request_answered,
-    request_submitted,
-    run_after,
-    run_after_takeover,
-    stage_after,
+    change_cell,
+    change_instance,
+    change_run,
+    change_run_owner,
+    change_stage,
+    compute_active_s,
+    explain_illegal_cell,
+    explain_illegal_instance,
+    explain_illegal_run,
+    explain_illegal_stage,
+    make_submitted_request,
+    note_answered_request,
+    note_cell_progress,
 )
 from state.errors import IllegalTransition
 from state.events import Recorded
@@ -49,21 +49,21 @@ class Tables:
             case events.RunPlanned() as event:
                 self._save_plan(event, recorded)
             case events.RunChanged() | events.RunTaken() as event:
-                self._run_changed(event, recorded, previous_t_unix_s)
+                self._change_run(event, recorded, previous_t_unix_s)
             case events.StageChanged() as event:
-                self._stage_changed(event, recorded.t_unix_s)
+                self._change_stage(event, recorded.t_unix_s)
             case events.CellChanged() as event:
-                self._cell_changed(event, recorded.t_unix_s)
+                self._change_cell(event, recorded.t_unix_s)
             case events.InstanceChanged() as event:
-                self._instance_changed(event, recorded)
+                self._change_instance(event, recorded)
             case events.InstanceSampled() as event:
                 self._require_instance(event.instance)
             case events.CellProgressed() as event:
-                self._cell_progressed(event)
+                self._change_progress(event)
             case events.RouterSampled() | events.MigrationChanged() | events.LifecycleMeasured() as event:
                 self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
             case events.RequestSubmitted() | events.RequestAnswered() as event:
-                self._save_row("requests", asdict(self._request_after(event, recorded)))
+                self._save_row("requests", asdict(self._change_request(event, recorded)))
 
     def run(self) -> RunRow:
         row = self._select_one("SELECT * FROM run")
@@ -130,47 +130,47 @@ class Tables:
             self._save_row("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
         for ordinal, cell in enumerate(plan.cells):
             planned = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
-            self._save_row("cells", {**_cell_values(CellView(cell.cell, cell)), **planned})
+            self._save_row("cells", {**_make_cell_values(CellView(cell.cell, cell)), **planned})
 
-    def _run_changed(
+    def _change_run(
         self, event: events.RunChanged | events.RunTaken, recorded: Recorded, previous_t_unix_s: float
     ) -> None:
         run = self.run()
         if isinstance(event, events.RunTaken):
-            after = run_after_takeover(run, event)
+            after = change_run_owner(run, event)
         else:
-            _refuse_change(illegal_run(run, event))
-            after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
+            _refuse_change(explain_illegal_run(run, event))
+            after = change_run(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
         self._update_row("run", "id", 1, asdict(after))
 
-    def _stage_changed(self, event: events.StageChanged, t_unix_s: float) -> None:
+    def _change_stage(self, event: events.StageChanged, t_unix_s: float) -> None:
         row = self._select_one("SELECT * FROM stages WHERE stage = ?", event.stage)
         if row is None:
             raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
         stage = _read_row(row, StageRow)
-        _refuse_change(illegal_stage(stage, event))
-        self._update_row("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
+        _refuse_change(explain_illegal_stage(stage, event))
+        self._update_row("stages", "stage", stage.stage, asdict(change_stage(stage, event, t_unix_s)))
 
-    def _cell_changed(self, event: events.CellChanged, t_unix_s: float) -> None:
+    def _change_cell(self, event: events.CellChanged, t_unix_s: float) -> None:
         cell = self.cell(event.cell)
-        _refuse_change(illegal_cell(cell, event))
-        after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
-        self._update_row("cells", "cell", cell.cell, _cell_values(after))
+        _refuse_change(explain_illegal_cell(cell, event))
+        after = change_cell(cell, event, t_unix_s, compute_active_s(self.run(), t_unix_s))
+        self._update_row("cells", "cell", cell.cell, _make_cell_values(after))
         if after.attempts != cell.attempts:
             self._save_row("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
 
-    def _cell_progressed(self, event: events.CellProgressed) -> None:
+    def _change_progress(self, event: events.CellProgressed) -> None:
         cell = self.cell(event.cell)
-        after = cell_after_progress(cell, event)
+        after = note_cell_progress(cell, event)
         if after is not cell:
             self._update_row("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 
-    def _instance_changed(self, event: events.InstanceChanged, recorded: Recorded) -> None:
+    def _change_instance(self, event: events.InstanceChanged, recorded: Recorded) -> None:
         row = self._select_one("SELECT * FROM instances WHERE instance = ?", event.instance)
         before = None if row is None else _read_row(row, InstanceRow)
-        _refuse_change(illegal_instance(before, event))
+        _refuse_change(explain_illegal_instance(before, event))
         new = InstanceRow(event.instance, event.config, event.state, started_unix_s=recorded.t_unix_s)
-        after = asdict(instance_after(before or new, event, recorded.t_unix_s))
+        after = asdict(change_instance(before or new, event, recorded.t_unix_s))
         if before is None:
             self._save_row("instances", {**after, "ordinal": recorded.seq})
         else:
@@ -181,18 +181,18 @@ class Tables:
             message = f"a sample of an instance that never started: {instance!r}"
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
-    def _request_after(
+    def _change_request(
         self, event: events.RequestSubmitted | events.RequestAnswered, recorded: Recorded
     ) -> RequestView:
         row = self._select_one("SELECT * FROM requests WHERE request = ?", event.request)
         if isinstance(event, events.RequestSubmitted):
             if row is not None:
                 raise IllegalTransition(f"request {event.request} exists already", remedy="take the next number")
-            return request_submitted(event, recorded.t_unix_s, recorded.seq)
+            return make_submitted_request(event, recorded.t_unix_s, recorded.seq)
         if row is None or row["accepted"] is not None:
             what = "does not exist" if row is None else "is answered already"
             raise IllegalTransition(f"request {event.request} {what}", remedy="answer an open request")
-        return request_answered(_read_row(row, RequestView), event, recorded.t_unix_s)
+        return note_answered_request(_read_row(row, RequestView), event, recorded.t_unix_s)
 
     def _select_one(self, sql: str, *values: object) -> dict[str, Any] | None:
         rows = self._select_all(sql, *values)
@@ -216,7 +216,7 @@ _CELL_COLUMNS = tuple(f.name for f in fields(CellView) if f.name not in ("plan",
 _CELL_NAMES = ", ".join(_CELL_COLUMNS)
 
 
-def _cell_values(cell: CellView) -> dict[str, Any]:
+def _make_cell_values(cell: CellView) -> dict[str, Any]:
     values = {name: getattr(cell, name) for name in _CELL_COLUMNS}
     values["summary"] = msgspec.json.encode(cell.summary).decode()
     return values

@@ -19,7 +19,7 @@ from results.records.events import Event, RunPlanned, RunState
 from results.records.layout import sync_folder
 from results.records.plan import RunPlan
 from state.errors import IllegalTransition, StateError, StoreUnusable
-from state.events import LIVE_KINDS, Recorded, decode, encode, wire_kind
+from state.events import LIVE_KINDS, Recorded, decode, encode, name_wire_kind
 from state.file_system import require_local_disk
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
 from state.run import INSTANCE_ENDED
@@ -49,7 +49,7 @@ class Transaction:
         recorded = []
         for event in events:
             seq += 1
-            kind, body = wire_kind(event), encode(event)
+            kind, body = name_wire_kind(event), encode(event)
             entry = Recorded(seq, self._clock(), time.perf_counter_ns(), _read_back(kind, body))
             self.connection.execute(
                 "INSERT INTO journal (seq, t_unix_s, t_mono_ns, kind, body) VALUES (?, ?, ?, ?, ?)",
@@ -291,14 +291,14 @@ class RunStore:
     def _list_differences(self, view: RunView) -> Iterator[str]:
         pairs: tuple[tuple[str, object, object], ...] = (
             ("run", self.run_row(), view.row),
-            ("stages", self.stage_rows(), tuple(_part_of(stage, StageRow) for stage in view.stages)),
-            ("cells", self.cell_rows(), tuple(view.cells.values())),
+            ("stages", self.stage_rows(), tuple(_pick_part(stage, StageRow) for stage in view.stages)),
+            ("cells", self.list_cell_rows(), tuple(view.cells.values())),
             (
                 "instances",
                 self.instance_rows(ended=True),
-                tuple(_part_of(instance, InstanceRow) for instance in view.instances.values()),
+                tuple(_pick_part(instance, InstanceRow) for instance in view.instances.values()),
             ),
-            ("requests", self.request_rows(), tuple(view.requests.values())),
+            ("requests", self.list_request_rows(), tuple(view.requests.values())),
         )
         for name, rows, folded in pairs:
             if rows != folded:
@@ -314,7 +314,7 @@ class RunStore:
         with self._lock, explain_errors(self.path):
             return self._tables.stages()
 
-    def cell_rows(self) -> tuple[CellView, ...]:
+    def list_cell_rows(self) -> tuple[CellView, ...]:
         """All cells in the plan's order, without folding."""
         with self._lock, explain_errors(self.path):
             return self._tables.cells()
@@ -325,7 +325,7 @@ class RunStore:
             rows = self._tables.instances()
         return rows if ended else tuple(row for row in rows if row.state not in INSTANCE_ENDED)
 
-    def request_rows(self) -> tuple[RequestView, ...]:
+    def list_request_rows(self) -> tuple[RequestView, ...]:
         """All operator requests, answered or not, in the order they came."""
         with self._lock, explain_errors(self.path):
             return self._tables.requests()
@@ -347,6 +347,6 @@ class RunStore:
             return self._connection.execute(sql, values).fetchall()
 
 
-def _part_of(view: object, kind: type[_Row]) -> _Row:
+def _pick_part(view: object, kind: type[_Row]) -> _Row:
     """What a view has of a row's fields."""
     return msgspec.convert(view, kind, from_attributes=True)

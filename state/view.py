@@ -15,11 +15,11 @@ from results.records import events
 from results.records.events import AttemptState, CellState, RunState
 from state import changes
 from state.events import LIVE_KINDS, Recorded
-from state.feed_lines import FeedLine, alarm_lines, feed_line
-from state.lifecycle import lifecycle_after
-from state.migrations import failed_of, migrations_after, refusals_of_line
+from state.feed_lines import FeedLine, make_alarm_lines, make_feed_line
+from state.lifecycle import fold_request_into_lifecycle
+from state.migrations import count_refusals_of_line, find_failed_migrations, fold_step_into_migrations
 from state.model import AttemptView, CellView, InstanceView, RunRow, RunView, StageView, count_cells
-from state.routing import begun_and_ended, routing_after, routing_after_migration
+from state.routing import find_begun_and_ended, fold_migration_into_routing, fold_sample_into_routing
 from state.run import CELL_ENDED
 
 HISTORY_SAMPLES = 900
@@ -37,7 +37,7 @@ def fold(view: RunView, recorded: Recorded) -> RunView:
     return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
 
 
-def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
+def list_new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
     """The lines of the feed that came between two views of one run, as far as they are held."""
     new = after.feed_total - before.feed_total
     return after.feed[-new:] if new else ()
@@ -47,12 +47,12 @@ def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -
     """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
     if isinstance(event, events.RouterSampled) and "routing" in changed:
-        return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
+        return make_alarm_lines(*find_begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
     if isinstance(event, LIVE_KINDS) or (isinstance(event, events.LifecycleMeasured) and not event.discarded):
         return ()
-    line = feed_line(recorded)
+    line = make_feed_line(recorded)
     if isinstance(event, events.MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
-        stands_for = refusals_of_line(view.migrations, event, view.cells[event.cell].attempt)
+        stands_for = count_refusals_of_line(view.migrations, event, view.cells[event.cell].attempt)
         if stands_for is None:
             return ()
         line = line if stands_for == 1 else replace(line, text=f"{line.text} (and {stands_for - 1} more since)")
@@ -66,11 +66,11 @@ def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
         ) as event:
             return _change_live(view, event, recorded.t_unix_s)
         case events.CellChanged() as event:
-            return _cell_changed(view, event, recorded.t_unix_s)
+            return _change_cell(view, event, recorded.t_unix_s)
         case events.InstanceChanged() as event:
-            return _instance_changed(view, event, recorded.t_unix_s)
+            return _change_instance(view, event, recorded.t_unix_s)
         case events.StageChanged() as event:
-            return _stage_changed(view, event, recorded.t_unix_s)
+            return _change_stage(view, event, recorded.t_unix_s)
         case events.RunChanged() | events.RunTaken() | events.PaceChosen() as event:
             return _change_run(view, event, recorded)
         case events.RequestSubmitted() | events.RequestAnswered() as event:
@@ -87,9 +87,9 @@ def _change_run(
 ) -> dict[str, Any]:
     match event:
         case events.RunChanged():
-            return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
+            return {"row": changes.change_run(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
         case events.RunTaken():
-            return {"row": changes.run_after_takeover(view.row, event)}
+            return {"row": changes.change_run_owner(view.row, event)}
     return {"pace": event.pace}
 
 
@@ -100,10 +100,10 @@ def _change_measured(
     if cell is None:
         return {}
     if isinstance(event, events.LifecycleMeasured):
-        return {"lifecycle": lifecycle_after(view.lifecycle, event, t_unix_s, cell.attempt)}
+        return {"lifecycle": fold_request_into_lifecycle(view.lifecycle, event, t_unix_s, cell.attempt)}
     return {
-        "migrations": migrations_after(view.migrations, event, cell.attempt),
-        "routing": routing_after_migration(view.routing, event, cell.attempt),
+        "migrations": fold_step_into_migrations(view.migrations, event, cell.attempt),
+        "routing": fold_migration_into_routing(view.routing, event, cell.attempt),
     }
 
 
@@ -123,9 +123,9 @@ def _change_request(
     view: RunView, event: events.RequestSubmitted | events.RequestAnswered, recorded: Recorded
 ) -> dict[str, Any]:
     if isinstance(event, events.RequestSubmitted):
-        request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)
+        request = changes.make_submitted_request(event, recorded.t_unix_s, recorded.seq)
     elif event.request in view.requests:
-        request = changes.request_answered(view.requests[event.request], event, recorded.t_unix_s)
+        request = changes.note_answered_request(view.requests[event.request], event, recorded.t_unix_s)
     else:
         return {}
     return {"requests": {**view.requests, event.request: request}}
@@ -144,9 +144,9 @@ def _change_live(
     if before is None:
         return {}
     if isinstance(event, events.RouterSampled):
-        failed = failed_of(view.migrations, event.cell)
-        return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt, failed)}
-    after = changes.cell_after_progress(before, event)
+        failed = find_failed_migrations(view.migrations, event.cell)
+        return {"routing": fold_sample_into_routing(view.routing, event, t_unix_s, before.attempt, failed)}
+    after = changes.note_cell_progress(before, event)
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 
@@ -170,11 +170,11 @@ def _add_counts(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, .
     return tuple(map(int.__add__, total, counts))
 
 
-def _cell_changed(view: RunView, event: events.CellChanged, t_unix_s: float) -> dict[str, Any]:
+def _change_cell(view: RunView, event: events.CellChanged, t_unix_s: float) -> dict[str, Any]:
     before = view.cells.get(event.cell)
     if before is None:
         return {}
-    after = changes.cell_after(before, event, t_unix_s, changes.active_s(view.row, t_unix_s))
+    after = changes.change_cell(before, event, t_unix_s, changes.compute_active_s(view.row, t_unix_s))
     cells = {**view.cells, event.cell: after}
     stages = (_recount_cells(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
     return {"cells": cells, "stages": tuple(stages)}
@@ -184,18 +184,18 @@ def _recount_cells(stage: StageView, cells: Mapping[str, CellView]) -> StageView
     return replace(stage, counts=count_cells(cells[cell] for cell in stage.cells))
 
 
-def _stage_changed(view: RunView, event: events.StageChanged, t_unix_s: float) -> dict[str, Any]:
+def _change_stage(view: RunView, event: events.StageChanged, t_unix_s: float) -> dict[str, Any]:
     stages = tuple(
-        changes.stage_after(stage, event, t_unix_s) if stage.stage == event.stage else stage for stage in view.stages
+        changes.change_stage(stage, event, t_unix_s) if stage.stage == event.stage else stage for stage in view.stages
     )
     return {"stages": stages}
 
 
-def _instance_changed(view: RunView, event: events.InstanceChanged, t_unix_s: float) -> dict[str, Any]:
+def _change_instance(view: RunView, event: events.InstanceChanged, t_unix_s: float) -> dict[str, Any]:
     new = InstanceView(event.instance, event.config, event.state, started_unix_s=t_unix_s)
     before = view.instances.get(event.instance, new)
     after = replace(
-        changes.instance_after(before, event, t_unix_s),
+        changes.change_instance(before, event, t_unix_s),
         start_ticks=before.start_ticks if event.start_ticks is None else event.start_ticks,
         host=event.host or before.host,
         pid_namespace=event.pid_namespace or before.pid_namespace,
@@ -229,12 +229,12 @@ def progress_fraction(cells: list[tuple[float, float]]) -> float:
     return sum(estimated * fraction for estimated, fraction in cells) / total_s
 
 
-def elapsed_s(view: RunView, now_unix_s: float) -> float:
+def compute_elapsed_s(view: RunView, now_unix_s: float) -> float:
     """Seconds the run has been running; without pauses and the time that no process ran it."""
-    return changes.active_s(view.row, now_unix_s)
+    return changes.compute_active_s(view.row, now_unix_s)
 
 
-def eta_s(view: RunView, now_unix_s: float) -> float | None:
+def estimate_eta_s(view: RunView, now_unix_s: float) -> float | None:
     """Seconds of running still to come: 0 for a run that is done, None for one that failed.
 
     The estimate of each cell left, times observed/estimated over the cells of its kind that are done (1 before the
@@ -246,15 +246,15 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
     if view.state in (RunState.DONE, RunState.FAILED):
         return 0.0 if view.state is RunState.DONE else None
     left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
-    now_active_s = elapsed_s(view, now_unix_s)
-    scales = _scale_estimates(view, now_active_s)
+    now_active_s = compute_elapsed_s(view, now_unix_s)
+    scales = _compute_scales(view, now_active_s)
     unknown = scales[None] if view.pace else 1.0
-    work_s = sum(_left_s(cell, scales.get(cell.plan.kind, unknown), now_active_s) for cell in left)
+    work_s = sum(_estimate_left_s(cell, scales.get(cell.plan.kind, unknown), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
     return work_s + _estimate_between_s(view, now_active_s) * waiting
 
 
-def _scale_estimates(view: RunView, now_active_s: float) -> dict[str | None, float]:
+def _compute_scales(view: RunView, now_active_s: float) -> dict[str | None, float]:
     """observed/estimated seconds of the cells so far by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
     begins_unix_s = sorted(attempt.started_unix_s for cell in view.cells.values() for attempt in cell.attempts)
@@ -297,7 +297,7 @@ def _have_others_begun(attempt: AttemptView, begins_unix_s: Sequence[float]) -> 
     )
 
 
-def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:
+def _estimate_left_s(cell: CellView, scale: float, now_active_s: float) -> float:
     expected_s = cell.plan.estimated_s * scale
     if cell.state is not CellState.RUNNING:
         return expected_s

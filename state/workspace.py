@@ -15,7 +15,7 @@ from platformdirs import user_state_dir
 
 from results.records.events import RunState
 from state.errors import RunNotFound, StateError, StoreUnusable
-from state.lease import LeaseState, lease_state
+from state.lease import LeaseState, read_lease_state
 from state.run import CELL_ENDED
 from state.sqlite import explain_errors
 from state.store import STATE_FILE, RunStore
@@ -28,7 +28,7 @@ _NO_PROGRESS = Progress(0, 0, 0.0)
 _NO_LEASE = LeaseState("none")
 
 
-def default_root() -> Path:
+def find_default_root() -> Path:
     """$TRACON_WORKSPACE, else the user's state folder."""
     named = os.environ.get("TRACON_WORKSPACE")
     return Path(named).expanduser() if named else Path(user_state_dir("tracon"))
@@ -112,7 +112,7 @@ class Workspace:
         matches = [each for each in names if text and each.startswith(text)]
         if len(matches) == 1:
             return self.root / matches[0]
-        raise self._not_found(text, matches, names)
+        raise self._make_not_found(text, matches, names)
 
     def _find_newest(self) -> Path:
         usable = [each for each in self.runs() if not each.problem]
@@ -121,7 +121,7 @@ class Workspace:
             raise RunNotFound(f"no run in {self.root}", remedy=remedy)
         return usable[0].folder
 
-    def _not_found(self, text: str, matches: Sequence[str], names: Sequence[str]) -> RunNotFound:
+    def _make_not_found(self, text: str, matches: Sequence[str], names: Sequence[str]) -> RunNotFound:
         if matches:
             shown = ", ".join(sorted(matches, reverse=True)[:_NAMES_SHOWN])
             return RunNotFound(f"{len(matches)} runs begin with {text!r}: {shown}", remedy="type more of the name")
@@ -167,7 +167,7 @@ def _read_entry(store: RunStore) -> RunEntry:
         reason=run.reason,
         created_unix_s=run.created_unix_s,
         progress=Progress(ended, len(cells), fraction),
-        lease=lease_state(store),
+        lease=read_lease_state(store),
     )
 
 

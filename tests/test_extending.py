@@ -92,7 +92,7 @@ def measured(profile: str, workspace: Path) -> Path:
     folder = create_run(Workspace(workspace), prepared)
     context: Any = SimpleNamespace(layout=RunLayout(folder), slot=Slot())
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
-        runner = registry.experiment_named(NAME).cell_runner(prepared.draft.grid, context)
+        runner = registry.select_experiment(NAME).cell_runner(prepared.draft.grid, context)
         assert asyncio.run(CellLoop(store, lease, folder, runner).run()) == ExitCode.DONE
     return folder
 
@@ -138,7 +138,7 @@ def test_a_name_is_registered_once(toy: str) -> None:
         with pytest.raises(ValueError, match=known):
             registry.register(entry)
         with pytest.raises(ValueError, match=known):
-            results_registry.register(results_registry.results_named(known))
+            results_registry.register(results_registry.find_results(known))
 
 
 def test_without_its_line_the_experiment_is_unknown(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def routed(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("TRACON_HOME", str(tmp_path_factory.mktemp("home")))
         patch.setattr("results.routing.write.build_figures", lambda analysis: ())
         folder = create_run(Workspace(tmp_path_factory.mktemp("runs")), prepare(options))
-        assert work(folder, registry.experiment_named, accept_changes=False) == ExitCode.DONE
+        assert work(folder, registry.select_experiment, accept_changes=False) == ExitCode.DONE
     return folder
 
 
@@ -324,7 +324,7 @@ STAMP: Mapping[str, tuple[tuple[str, str], ...]] = {
 MEASURED = """
 from pathlib import Path
 import msgspec
-from results.measures.latency import metric_samples
+from results.measures.latency import collect_metric_samples
 from results.measures.replay_numbers import replay_numbers
 from results.records.frames import REQUEST_SCHEMA, read_table
 from results.records.schemas import RequestStatus
@@ -343,7 +343,7 @@ turns, requests = Path("metrics.jsonl"), Path("requests.jsonl")
 turns.write_bytes(msgspec.json.encode(make_turn_record(plan, exchange, "r", 0.0)) + b"\\n")
 requests.write_bytes(msgspec.json.encode(exchange.record(3, 2)) + b"\\n")
 table, _ = read_table(requests, REQUEST_SCHEMA)
-print(replay_numbers(turns)["head_p50_s"].value, metric_samples(table)["head_s"].tolist())
+print(replay_numbers(turns)["head_p50_s"].value, collect_metric_samples(table)["head_s"].tolist())
 """
 
 

@@ -26,15 +26,15 @@ NARROW_EVENT_COLUMNS = (
 )
 
 
-def event_columns(width: int) -> tuple[Column, ...]:
+def choose_event_columns(width: int) -> tuple[Column, ...]:
     return EVENT_COLUMNS if width >= 90 else NARROW_EVENT_COLUMNS
 
 
-def event_rows(view: RunView, glyphs: Glyphs, width: int, about: frozenset[str] = frozenset()) -> tuple[Row, ...]:
+def make_event_rows(view: RunView, glyphs: Glyphs, width: int, about: frozenset[str] = frozenset()) -> tuple[Row, ...]:
     """The feed, oldest first; with `about`, only the lines about these subjects."""
     rows: list[Row] = []
     wide = width >= 90
-    for key, line in event_keys(view):
+    for key, line in key_events(view):
         if about and line.subject not in about:
             continue
         tone = TONES.get(line.level, "")
@@ -51,7 +51,7 @@ def event_rows(view: RunView, glyphs: Glyphs, width: int, about: frozenset[str] 
     return tuple(rows)
 
 
-def event_keys(view: RunView) -> Iterator[tuple[str, FeedLine]]:
+def key_events(view: RunView) -> Iterator[tuple[str, FeedLine]]:
     """The feed's lines with keys that stay the same while older lines fall out."""
     at, nth = 0.0, 0
     for line in view.feed:
@@ -60,9 +60,9 @@ def event_keys(view: RunView) -> Iterator[tuple[str, FeedLine]]:
         yield f"{at!r}:{nth}", line
 
 
-def event_detail(view: RunView, key: str) -> list[Fact]:
+def list_event_facts(view: RunView, key: str) -> list[Fact]:
     """An event line in full."""
-    line = dict(event_keys(view)).get(key)
+    line = dict(key_events(view)).get(key)
     if line is None:
         return [("event", "the feed has dropped it; the journal has it")]
     return [("time", say.moment(line.t_unix_s)), ("level", line.level), ("about", line.subject), ("text", line.text)]
@@ -80,13 +80,13 @@ class EventsPanel(TablePanel):
 
     def show(self, picture: Picture) -> None:
         width = self.table.room
-        rows = event_rows(picture.view, self.look.glyphs, width, self.about)
-        self.table.show(event_columns(width), rows)
+        rows = make_event_rows(picture.view, self.look.glyphs, width, self.about)
+        self.table.show(choose_event_columns(width), rows)
         if self.look.follow:
             self.table.go_to_end()
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
-        return Opening("Event", event_detail(picture.view, key))
+        return Opening("Event", list_event_facts(picture.view, key))
 
 
 PANEL = PanelKind("events", "5", "Events", "what happened, newest last", EventsPanel, Place.LOWER)

@@ -6,7 +6,7 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Opening, PanelKind, Place, TablePanel
-from console.rows.instances import instance_numbers, instance_state, is_current, order_instances, tone_of
+from console.rows.instances import format_instance_numbers, is_current, order_instances, show_instance_state, tone_of
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.report.terms import term
 from state.model import InstanceView, RunView
@@ -15,7 +15,7 @@ LINES = (6, 11)
 """The least and the most lines on the dashboard."""
 
 
-def instance_columns(width: int) -> tuple[Column, ...]:
+def choose_instance_columns(width: int) -> tuple[Column, ...]:
     """Percentiles share a column where the table is narrow."""
     if width >= 112:
         return (
@@ -53,16 +53,16 @@ _PERCENTILES = (
 
 def instance_rows(picture: Picture, glyphs: Glyphs, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """Live instances first, then those that are gone, newest first."""
-    return tuple(instance_row(picture, instance, glyphs, columns) for instance in order_instances(picture.view))
+    return tuple(make_instance_row(picture, instance, glyphs, columns) for instance in order_instances(picture.view))
 
 
-def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
-    numbers = instance_numbers(instance)
+def make_instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
+    numbers = format_instance_numbers(instance)
     current = is_current(picture, instance)
     tone = "" if current else "dim"
     fixed: dict[str, Cell] = {
         "name": cell(instance.instance, tone_of(picture.view, instance)),
-        "state": instance_state(picture, instance, glyphs),
+        "state": show_instance_state(picture, instance, glyphs),
     }
     cells = tuple(fixed.get(column.key) or cell(numbers[column.key], tone) for column in columns)
     return Row(instance.instance, cells)
@@ -74,13 +74,13 @@ class InstancesPanel(TablePanel):
     EMPTY = "no instance has been launched yet"
 
     def show(self, picture: Picture) -> None:
-        columns = instance_columns(self.table.room)
+        columns = choose_instance_columns(self.table.room)
         self.table.show(columns, instance_rows(picture, self.look.glyphs, columns))
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
         return Opening(instance=key)
 
-    def lines_wanted(self, view: RunView) -> int:
+    def count_wanted_lines(self, view: RunView) -> int:
         return min(LINES[1], max(LINES[0], len(view.instances) + 4))
 
 

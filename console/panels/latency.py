@@ -6,10 +6,10 @@ from pathlib import Path
 
 from textual.containers import Horizontal, Vertical
 
-from console.feed import Picture, now_of
+from console.feed import Picture, find_now
 from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import tone_of
-from console.series import Series, measured_points, window_text
+from console.series import Series, format_window, list_measured_points
 from console.widgets.plot import Plot
 from results.records.events import InstanceSampled
 from results.records.live import LiveLatency
@@ -42,25 +42,27 @@ class LatencyPanel(Panel):
     def show(self, picture: Picture) -> None:
         view = picture.view
         shown = [i for i in view.instances.values() if self.only in (None, i.instance)]
-        end = float(int(now_of(picture)) + 1)
+        end = float(int(find_now(picture)) + 1)
         earliest = view.row.started_unix_s or view.row.created_unix_s
         if self.only and shown:
             earliest, end = shown[0].started_unix_s, min(end, (shown[0].ended_unix_s or end) + 1)
         start = earliest if self.look.window_s is None else max(end - self.look.window_s, earliest)
         for name, box in (("ttft", self._ttft), ("tpot", self._tpot)):
-            if box.border_subtitle != window_text(self.look.window_s):  # setting it draws the box again
-                box.border_subtitle = window_text(self.look.window_s)
+            if box.border_subtitle != format_window(self.look.window_s):  # setting it draws the box again
+                box.border_subtitle = format_window(self.look.window_s)
             box.plot.marker = self.look.marker
-            of_each = [line for i in shown for line in self._instance_series(picture, i, name, start)]
-            box.plot.show([*of_each, *self._overall_series(picture, name, start)], start, end)  # the legend's first
+            of_each = [line for i in shown for line in self._make_instance_series(picture, i, name, start)]
+            box.plot.show(
+                [*of_each, *self._make_overall_series(picture, name, start)], start, end
+            )  # the legend's first
 
-    def _overall_series(self, picture: Picture, name: str, start: float) -> list[Series]:
+    def _make_overall_series(self, picture: Picture, name: str, start: float) -> list[Series]:
         """Behind a router: what the client measured over all instances."""
         if self.only or picture.view.routing is None:
             return []
         return [Series("all", "bold", _make_series(picture.view.routing.latencies, f"{name}_p90_s", start))]
 
-    def _instance_series(self, picture: Picture, instance: InstanceView, name: str, start: float) -> list[Series]:
+    def _make_instance_series(self, picture: Picture, instance: InstanceView, name: str, start: float) -> list[Series]:
         history = picture.history(instance.instance)
         tone = tone_of(picture.view, instance)
         which = [(f"{name}_p90_s", instance.instance, tone)]
@@ -76,7 +78,7 @@ def _make_series(
         value: float | None = getattr(sample, name)
         return None if value is None else value * 1e3
 
-    return measured_points(history, milliseconds, start)
+    return list_measured_points(history, milliseconds, start)
 
 
 PANEL = PanelKind("latency", "3", "Latency", "TTFT and TPOT over time", LatencyPanel, Place.RIGHT)

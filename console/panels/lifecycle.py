@@ -13,13 +13,13 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.waterfall import (
+    choose_waterfall_columns,
     find_phase,
+    format_share,
     key_requests,
-    latest_requests,
+    list_latest_requests,
     list_phases,
-    share_text,
-    waterfall_columns,
-    waterfall_rows,
+    make_waterfall_rows,
 )
 from console.widgets.lines import Lines
 from console.widgets.rate_plot import RatePlot
@@ -33,10 +33,10 @@ from state.lifecycle import (
     LifecycleView,
     MeasuredRequest,
     Overhead,
+    find_worst_residual,
     list_bandwidths,
     list_counted,
     list_overheads,
-    worst_residual,
 )
 from state.model import RunView
 
@@ -76,13 +76,13 @@ def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
             for name in ("counted", "warmups", "discarded")}  # fmt: skip
     parts: list[Span] = [(f"{done} of {len(planned)} cells", "bold"), (f"  {sums['counted']} requests", "")]
     parts.append((f"  {sums['discarded']} discarded", "warn" if sums["discarded"] else "dim"))
-    worst = worst_residual(view)
+    worst = find_worst_residual(view)
     if worst is not None:
         parts.append((f"  residual ≤ {digits(worst * 100)} %", "warn" if worst >= RESIDUAL_BELOW else "dim"))
     return (*parts, (f"  {sums['warmups']} warm-up", "dim"))
 
 
-def request_facts(request: MeasuredRequest) -> list[Fact]:
+def list_request_facts(request: MeasuredRequest) -> list[Fact]:
     event = request.event
     size = f"C {event.context_tokens}, N {event.new_tokens}, O {event.output_tokens} tokens"
     facts = [
@@ -99,7 +99,7 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
     facts.append(("whole transfer", f"{digits(event.transfer_ms)} ms: {speed}"))
     combined = f"; on one combined instance {digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
     plain = f"; on one without a connector {digits(event.plain_ttft_ms)} ms" if event.plain_ttft_ms else ""
-    left = f", residual {share_text(event.residual_share)} %" if event.phases_ms else ""
+    left = f", residual {format_share(event.residual_share)} %" if event.phases_ms else ""
     facts.append(("TTFT", f"{digits(event.ttft_ms)} ms{combined}{plain}"))
     facts.append(("E2E", f"{digits(event.e2e_ms)} ms{left}"))
     return facts + [(name, f"not measured: {why}") for name, why in event.gaps.items()]
@@ -108,7 +108,7 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
 # -- over all requests ------------------------------------------------------------------------------------------
 
 
-def bandwidth_chart(view: LifecycleView) -> Chart:
+def make_bandwidth_chart(view: LifecycleView) -> Chart:
     """Bandwidth of the write over the megabytes moved: median, least and most."""
     points = tuple(
         Point(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
@@ -118,7 +118,7 @@ def bandwidth_chart(view: LifecycleView) -> Chart:
     return Chart("Bandwidth", "MB moved", "Gbit/s over MB moved", lines)
 
 
-def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
+def choose_overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
     """C, then a column per N, as many as fit."""
     sizes = sorted({each.new_tokens for each in list_overheads(view)})
     room = max(1, (width - 8) // 9)
@@ -128,26 +128,26 @@ def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
     )
 
 
-def overhead_rows(view: LifecycleView, shown: tuple[Column, ...]) -> tuple[Row, ...]:
+def make_overhead_rows(view: LifecycleView, shown: tuple[Column, ...]) -> tuple[Row, ...]:
     """A row per C: TTFT with disaggregation minus TTFT combined; below 0 it pays."""
     known = {(each.context_tokens, each.new_tokens): each for each in list_overheads(view)}
     made = []
     for context in sorted({size[0] for size in known}):
         cells = [cell(say.tokens(context), "bold")]
         for column in shown[1:]:
-            cells.append(_overhead_cell(known.get((context, int(column.key)))))
+            cells.append(_make_overhead_cell(known.get((context, int(column.key)))))
         made.append(Row(f"{context}", tuple(cells)))
     return tuple(made)
 
 
-def _overhead_cell(overhead: Overhead | None) -> Cell:
+def _make_overhead_cell(overhead: Overhead | None) -> Cell:
     if overhead is None:
         return cell("")
     ms = overhead.overhead_ms
     return cell(f"{'+' if ms > 0 else ''}{digits(ms)}", "warn" if ms > 0 else "good")
 
 
-def overhead_note(view: LifecycleView) -> str:
+def make_overhead_note(view: LifecycleView) -> str:
     """How to read it, and where it pays so far."""
     known = list_overheads(view)
     if not known:
@@ -215,7 +215,7 @@ class LifecyclePanel(Panel):
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
         view = picture.view.lifecycle
         request = None if view is None or table is self.overheads else dict(key_requests(view.requests)).get(key)
-        return None if request is None else Opening("Request", request_facts(request))
+        return None if request is None else Opening("Request", list_request_facts(request))
 
     def follows_after(self, table: Table, *, at_end: bool) -> bool | None:
         return None if table is self.overheads else super().follows_after(table, at_end=at_end)
@@ -246,18 +246,18 @@ class LifecyclePanel(Panel):
             self._show_requests(view, width)
         if self._plot.display:
             self._plot.marker = self.look.marker
-            self._plot.show_chart(bandwidth_chart(view), lambda _: "series-1")
+            self._plot.show_chart(make_bandwidth_chart(view), lambda _: "series-1")
         if self._cost.display:
             room = width // 2 if together else width
-            columns = overhead_columns(view, room - 1)
-            self._note.show_lines(((overhead_note(view), "dim"),))
-            self.overheads.show(columns, overhead_rows(view, columns))
+            columns = choose_overhead_columns(view, room - 1)
+            self._note.show_lines(((make_overhead_note(view), "dim"),))
+            self.overheads.show(columns, make_overhead_rows(view, columns))
 
     def _show_requests(self, view: LifecycleView, width: int) -> None:
-        requests = latest_requests(view)
+        requests = list_latest_requests(view)
         self._legend.show_lines(*list_phases(requests, self.look.marker, width))
-        columns = waterfall_columns(width - 1)
-        made = waterfall_rows(requests, columns, width - 1, self.look.glyphs, self.look.marker)
+        columns = choose_waterfall_columns(width - 1)
+        made = make_waterfall_rows(requests, columns, width - 1, self.look.glyphs, self.look.marker)
         self._requests.show(columns, made)
         if self.look.follow:
             self._requests.go_to_end()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from console import format as say
-from console.feed import Picture, now_of
+from console.feed import Picture, find_now
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.pasts import Past
-from console.rows.instances import routed_tone
-from console.rows.routing import explain_absence, is_current, is_routed, place_of
+from console.rows.instances import choose_routed_tone
+from console.rows.routing import explain_absence, is_current, is_routed, name_place
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
-from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
+from console.widgets.timeline import Arrow, Band, Scene, Timeline, count_band_lines
 from results.records.count import format_count
 from results.records.events import CellState
 from results.records.named_number import NOT_MEASURED, digits
@@ -50,13 +50,13 @@ def name_outcome(migration: Migration) -> str:
     return migration.reason if migration.reason in TONES else "transferred"
 
 
-def cells_of(picture: Picture) -> tuple[str, ...]:
+def list_cells(picture: Picture) -> tuple[str, ...]:
     """The cells that can be shown, in the order in which they were routed."""
     moved = picture.view.migrations
     return tuple(dict.fromkeys((*picture.pasts, *(row.cell for row in (moved.counts if moved else ())))))
 
 
-def cell_shown(picture: Picture) -> str:
+def choose_shown_cell(picture: Picture) -> str:
     """The default cell: the one that runs, else the last with a migration or a refusal."""
     routing, moved = picture.view.routing, picture.view.migrations
     if routing is not None and is_current(picture, routing):
@@ -66,7 +66,7 @@ def cell_shown(picture: Picture) -> str:
     return routing.cell if routing is not None else ""
 
 
-def migrations_of(picture: Picture, cell_id: str) -> tuple[Migration, ...]:
+def list_migrations(picture: Picture, cell_id: str) -> tuple[Migration, ...]:
     """The cell's migrations and refusals that the view holds, oldest first."""
     moved = picture.view.migrations
     return () if moved is None else moved.of(cell_id)
@@ -80,7 +80,7 @@ def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
 def describe_cell(picture: Picture, cell_id: str, width: int) -> tuple[Cell, ...]:
     """The cell, its policy, and the amount moved, on as many lines as they need."""
     counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
-    cells = cells_of(picture)
+    cells = list_cells(picture)
     position = f"{cells.index(cell_id) + 1} of {len(cells)}  " if len(cells) > 1 and cell_id in cells else ""
     started = counts.of("started")
     entries: tuple[Cell, ...] = (
@@ -130,20 +130,20 @@ def build_scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene
     routing = picture.view.routing
     current = routing is not None and routing.cell == cell_id and is_current(picture, routing)
     end = past.pending[-1][0] + past.step_s
-    end = max(end, float(int(now_of(picture)) + 1)) if current else end
+    end = max(end, float(int(find_now(picture)) + 1)) if current else end
     start = past.pending[0][0] - MARGIN_S
     start = start if window_s is None else max(start, end - window_s)
     indexes = {name: index for index, name in enumerate(past.instances)}
     bands = tuple(Band(name, _choose_tone(picture, past, name), _list_points(past, name, start)) for name in indexes)
     arrows = tuple(
         Arrow(row.t_unix_s, indexes[row.source], indexes[row.target], TONES[name_outcome(row)])
-        for row in migrations_of(picture, cell_id)
+        for row in list_migrations(picture, cell_id)
         if row.phase in ("started", "done", "failed") and row.source in indexes and row.target in indexes
     )
-    return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
+    return Scene(bands, arrows, start, end, past.step_s, _find_hot_above(picture, cell_id))
 
 
-def _hot_above(picture: Picture, cell_id: str) -> float | None:
+def _find_hot_above(picture: Picture, cell_id: str) -> float | None:
     """T_hot of the cell's policy, as planned, in tokens; None = it has none."""
     view = picture.view.cells.get(cell_id)
     tokens = view.plan.params.get("parameters", {}).get("hot_tokens") if view is not None else None
@@ -155,13 +155,13 @@ def _list_points(past: Past, name: str, start: float) -> tuple[tuple[float, floa
 
 
 def _choose_tone(picture: Picture, past: Past, name: str) -> str:
-    return routed_tone(picture.view, past.instances.get(name, name), list(past.instances).index(name))
+    return choose_routed_tone(picture.view, past.instances.get(name, name), list(past.instances).index(name))
 
 
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
-def migration_columns(width: int) -> tuple[Column, ...]:
+def choose_migration_columns(width: int) -> tuple[Column, ...]:
     turn = (Column("turn", "turn", 4),) if width >= WIDE else ()
     return (
         Column("time", "time", 8, left=True),
@@ -176,10 +176,10 @@ def migration_columns(width: int) -> tuple[Column, ...]:
     )
 
 
-def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
+def make_migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
     past = picture.pasts.get(cell_id)
     made = []
-    for key, row in _key_migrations(migrations_of(picture, cell_id)):
+    for key, row in _key_migrations(list_migrations(picture, cell_id)):
         end = name_outcome(row)
         cells = {
             "time": cell(say.clock(row.t_unix_s), "dim"),
@@ -219,15 +219,15 @@ def _key_migrations(migrations: tuple[Migration, ...]) -> list[tuple[str, Migrat
     return [(f"{row.migration} {row.phase == 'refused'} {row.t_unix_s!r}", row) for row in migrations]
 
 
-def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
+def find_migration(picture: Picture, cell_id: str, key: str) -> Migration | None:
     """The migration of a row; None where the view has dropped it."""
-    return dict(_key_migrations(migrations_of(picture, cell_id))).get(key)
+    return dict(_key_migrations(list_migrations(picture, cell_id))).get(key)
 
 
 # -- one session ----------------------------------------------------------------------------------------------------
 
 
-def migration_facts(row: Migration) -> list[Fact]:
+def list_migration_facts(row: Migration) -> list[Fact]:
     """A migration as label and text."""
     took = None if row.ended_unix_s is None or row.phase == "refused" else row.ended_unix_s - row.t_unix_s
     facts = [
@@ -246,7 +246,7 @@ def migration_facts(row: Migration) -> list[Fact]:
     return [*facts, ("request", row.migration)]
 
 
-def life_facts(picture: Picture, cell_id: str, session: str) -> list[Fact]:
+def list_life_facts(picture: Picture, cell_id: str, session: str) -> list[Fact]:
     """The instances that a session was bound to, as far as the ticks show them: a line per stay."""
     stays = _list_stays(picture, cell_id, session)
     if not stays:
@@ -269,11 +269,11 @@ def _format_stay(stay: Stay, end: float | None) -> str:
     return f"{stay.instance} {length}, {picks}; {came}"
 
 
-def timeline_lines(bands: int, room: int, rows: int) -> int:
+def count_timeline_lines(bands: int, room: int, rows: int) -> int:
     """Lines for the bands, of `room`: their share, and what the table's rows leave of the rest."""
     bands, table = max(1, bands), max(2, rows + 1)
-    wanted = max(lines_for(bands, 1), int(SHARE * room), room - max(TABLE_LEAST, table))
-    return max(3, min(wanted, lines_for(bands), room - min(TABLE_LEAST, table)))
+    wanted = max(count_band_lines(bands, 1), int(SHARE * room), room - max(TABLE_LEAST, table))
+    return max(3, min(wanted, count_band_lines(bands), room - min(TABLE_LEAST, table)))
 
 
 # -- the panel ----------------------------------------------------------------------------------------------------
@@ -305,23 +305,23 @@ class MigrationsPanel(Panel):
     @property
     def cell(self) -> str:
         """The cell that is shown; empty where none was routed."""
-        cells = cells_of(self._picture)
-        return self._chosen if self._chosen in cells else cell_shown(self._picture)
+        cells = list_cells(self._picture)
+        return self._chosen if self._chosen in cells else choose_shown_cell(self._picture)
 
     def step(self, by: int) -> None:
         """Show the next or the previous cell. At the newest, the panel goes on to newer ones."""
-        cells = cells_of(self._picture)
+        cells = list_cells(self._picture)
         if len(cells) > 1 and self.cell in cells:
             self._chosen = cells[(cells.index(self.cell) + by) % len(cells)]
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
         """A migration with the life of its session."""
-        migration = migration_of(picture, self.cell, key)
+        migration = find_migration(picture, self.cell, key)
         if migration is None:
             return None
-        facts = [*migration_facts(migration), ("its instances", "")]
-        facts += life_facts(picture, migration.cell, migration.session)
-        values = {"session": migration.session, "place": place_of(picture.view, migration.cell)}
+        facts = [*list_migration_facts(migration), ("its instances", "")]
+        facts += list_life_facts(picture, migration.cell, migration.session)
+        values = {"session": migration.session, "place": name_place(picture.view, migration.cell)}
         return Opening("Migration", facts, "turn by turn", values)
 
     def show(self, picture: Picture) -> None:
@@ -341,10 +341,10 @@ class MigrationsPanel(Panel):
         ends = count_outcomes(counts_of(picture, cell), running=running)
         self._ends.display = any(part for part, _ in ends)
         self._ends.show_lines(ends)
-        columns = migration_columns(width - 1)
-        rows = migration_rows(picture, cell, columns, self.look.glyphs)
+        columns = choose_migration_columns(width - 1)
+        rows = make_migration_rows(picture, cell, columns, self.look.glyphs)
         drawn = build_scene(picture, cell, self.look.window_s)
-        self.timeline.styles.height = timeline_lines(
+        self.timeline.styles.height = count_timeline_lines(
             len(drawn.bands), height - len(head) - self._ends.display, len(rows)
         )
         self.timeline.glyphs = self.look.glyphs

@@ -118,7 +118,7 @@ class Panel(Vertical):
         """The numbers shown; None while there are none."""
         return None
 
-    def lines_wanted(self, view: RunView) -> int | None:
+    def count_wanted_lines(self, view: RunView) -> int | None:
         """Lines on the dashboard; None = the panel's share of the column."""
         return None
 

@@ -24,7 +24,7 @@ MODULES = (
 _KINDS: list[PanelKind] = [import_module(f"console.panels.{name}").PANEL for name in MODULES]
 
 
-def panel_kinds() -> tuple[PanelKind, ...]:
+def list_panel_kinds() -> tuple[PanelKind, ...]:
     return tuple(_KINDS)
 
 

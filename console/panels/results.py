@@ -18,7 +18,7 @@ from console.export import export_content
 from console.feed import Picture
 from console.findings import PAGE, Analyst, Findings, Report, count_measured, list_sections
 from console.panels.panel import Export, Look, Opening, Panel, PanelKind, Place
-from console.rows.instances import config_tone
+from console.rows.instances import choose_config_tone
 from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Table
@@ -121,12 +121,12 @@ class ResultsPanel(Panel):
         part = self.report.sections.get(self.section) if self.report is not None else None
         if self.report is None or part is None or isinstance(part, Chart):
             return None
-        from console.rows.report import row_facts, row_number
+        from console.rows.report import list_row_facts, parse_row_number
 
-        number = row_number(key)
+        number = parse_row_number(key)
         if number is None:
             return None
-        return Opening(part.rows[number][0] or part.title, row_facts(self.report.text.tables, part, number))
+        return Opening(part.rows[number][0] or part.title, list_row_facts(self.report.text.tables, part, number))
 
     def export(self) -> Export | None:
         report, section = self.report, self.section
@@ -150,11 +150,11 @@ class ResultsPanel(Panel):
         self._drawn = key
         self._bar.show(self.section, self._sections)
         if self.report is None:
-            self._arrange_section(note=self._why_nothing(picture))
+            self._arrange_section(note=self._explain_nothing(picture))
         else:
-            self._show_report(self.report, lambda name: config_tone(picture.view, name.partition(" (")[0]))
+            self._show_report(self.report, lambda name: choose_config_tone(picture.view, name.partition(" (")[0]))
 
-    def _why_nothing(self, picture: Picture) -> str:
+    def _explain_nothing(self, picture: Picture) -> str:
         if self._findings is not None and self._findings.trouble:
             return f"the analysis failed: {self._findings.trouble}"
         if count_measured(picture.view) == 0:
@@ -169,9 +169,9 @@ class ResultsPanel(Panel):
             self._text.update(render_terminal(report.page, self.run_folder, self._table_width))
             self._arrange_section(text=True)
         elif part is None:
-            from console.rows.report import report_section
+            from console.rows.report import make_report_section
 
-            section = report_section(report.text, self._table_width, tone_of)
+            section = make_report_section(report.text, self._table_width, tone_of)
             self._table.show(section.columns, section.rows)
             self._arrange_section(table=True)
         elif isinstance(part, Chart):
@@ -188,17 +188,17 @@ class ResultsPanel(Panel):
 
     def _show_table(self, table: ReportTable, tone_of: Callable[[str], str], paragraph: str = "") -> int:
         """Returns the lines that it needs."""
-        from console.rows.report import table_section
+        from console.rows.report import make_table_section
 
-        section = table_section(table, self._table_width, tone_of, paragraph)
+        section = make_table_section(table, self._table_width, tone_of, paragraph)
         self._table.show(section.columns, section.rows)
         return len(section.rows) + (2 if any(column.unit for column in section.columns) else 1)
 
     def _show_chart(self, chart: Chart, tone_of: Callable[[str], str]) -> None:
         """The curves, and above them their numbers where there is room for both."""
-        from console.rows.report import chart_table
+        from console.rows.report import make_chart_table
 
-        lines = self._show_table(chart_table(chart), tone_of) if chart.lines else 0
+        lines = self._show_table(make_chart_table(chart), tone_of) if chart.lines else 0
         room = self.content_region.height - 1 - len(_wrap_note(chart.note, self.content_region.width))
         both = 0 < lines <= room - PLOT_LINES
         self._plot.marker = self.look.marker

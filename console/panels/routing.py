@@ -13,8 +13,16 @@ from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.instance_loads import has_ttft, load_columns, load_detail, load_rows
-from console.rows.instances import routed_tone
-from console.rows.routing import age_s, engine_of, explain_absence, is_current, is_routed, is_running, place_of
+from console.rows.instances import choose_routed_tone
+from console.rows.routing import (
+    compute_age_s,
+    explain_absence,
+    is_current,
+    is_routed,
+    is_running,
+    name_engine,
+    name_place,
+)
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell, flow_entries
 from results.records.events import RoutedLine
@@ -54,7 +62,7 @@ def _show_time(picture: Picture, routing: RoutingView) -> Span:
     if is_current(picture, routing):
         return say.clock(routing.latest_unix_s), "dim"
     if picture.live and is_running(picture, routing):
-        return f"no sample from the router for {say.age(age_s(picture, routing))}", "warn"
+        return f"no sample from the router for {say.age(compute_age_s(picture, routing))}", "warn"
     return f"as of {say.clock(routing.latest_unix_s)}", "dim"
 
 
@@ -87,7 +95,7 @@ def _count_reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
     return [(reason, picks, picks / total if total else 0.0) for reason, picks in by_picks]
 
 
-def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
+def make_reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
     """Decisions by reason as a table."""
     rows = []
     for reason, picks, share in _count_reasons(routing):
@@ -97,14 +105,14 @@ def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def reason_line(routing: RoutingView) -> Cell:
+def make_reason_line(routing: RoutingView) -> Cell:
     """Decisions by reason on one line."""
     parts = (((f"  {reason} ", ""), (f"{picks}, {say.percent(share)} %", "dim")) for reason, picks, share in
              _count_reasons(routing))  # fmt: skip
     return (("decided by", "bold"), *(span for spans in parts for span in spans))
 
 
-def decision_columns(width: int) -> tuple[Column, ...]:
+def choose_decision_columns(width: int) -> tuple[Column, ...]:
     request = (Column("request", "request", 16, left=True, flex=True),) if width >= WIDE else ()
     return (
         Column("time", "time", 8, left=True),
@@ -115,9 +123,9 @@ def decision_columns(width: int) -> tuple[Column, ...]:
     )
 
 
-def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column, ...]) -> tuple[Row, ...]:
+def make_decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """The decisions that the view holds, oldest first."""
-    colors = {load.instance: routed_tone(picture.view, engine_of(load), index)
+    colors = {load.instance: choose_routed_tone(picture.view, name_engine(load), index)
               for index, load in enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
     for key, line in _key_lines(routing):
@@ -137,12 +145,12 @@ def _key_lines(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
         yield f"{line.t_unix_s!r} {line.request} {line.instance} {line.reason}", line
 
 
-def decision_of(routing: RoutingView, key: str) -> RoutedLine | None:
+def find_decision_line(routing: RoutingView, key: str) -> RoutedLine | None:
     """The decision of a row; None where the view has dropped it."""
     return dict(_key_lines(routing)).get(key)
 
 
-def decision_detail(routing: RoutingView, line: RoutedLine) -> list[Fact]:
+def list_decision_facts(routing: RoutingView, line: RoutedLine) -> list[Fact]:
     """A decision as label and text."""
     return [
         ("time", say.moment(line.t_unix_s)),
@@ -209,7 +217,7 @@ class RoutingPanel(Panel):
         self._divide_room(height - len(head) - len(lines), len(routing.latest.instances) + 2, width >= WIDE)
         columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
-        self._reason_line.show_lines(reason_line(routing))
+        self._reason_line.show_lines(make_reason_line(routing))
         if self._lower.display:
             self._show_decisions(picture, routing, width)
 
@@ -227,9 +235,9 @@ class RoutingPanel(Panel):
             self.focus_content()
 
     def _show_decisions(self, picture: Picture, routing: RoutingView, width: int) -> None:
-        columns = decision_columns(width - 1 - (REASONS if self._reasons.display else 0))
-        self._decisions.show(columns, decision_rows(picture, routing, columns))
-        self._reasons.show(REASON_COLUMNS, reason_rows(routing, self.look.glyphs))
+        columns = choose_decision_columns(width - 1 - (REASONS if self._reasons.display else 0))
+        self._decisions.show(columns, make_decision_rows(picture, routing, columns))
+        self._reasons.show(REASON_COLUMNS, make_reason_rows(routing, self.look.glyphs))
         if self.look.follow:
             self._decisions.go_to_end()
 
@@ -242,7 +250,7 @@ class RoutingPanel(Panel):
 
 def _open_load(picture: Picture, routing: RoutingView, instance: str) -> Opening:
     """The instance's own screen where the run launched it; what the router knows of it where it did not."""
-    engines = {load.instance: engine_of(load) for load in routing.latest.instances}
+    engines = {load.instance: name_engine(load) for load in routing.latest.instances}
     engine = engines.get(instance, instance)
     if engine in picture.view.instances:
         return Opening(instance=engine)
@@ -250,11 +258,11 @@ def _open_load(picture: Picture, routing: RoutingView, instance: str) -> Opening
 
 
 def _open_decision(picture: Picture, routing: RoutingView, key: str) -> Opening | None:
-    line = decision_of(routing, key)
+    line = find_decision_line(routing, key)
     if line is None:
         return None
-    values = {"request": line.request, "place": place_of(picture.view, routing.cell)}
-    return Opening("Decision", decision_detail(routing, line), "every candidate, weighed", values)
+    values = {"request": line.request, "place": name_place(picture.view, routing.cell)}
+    return Opening("Decision", list_decision_facts(routing, line), "every candidate, weighed", values)
 
 
 PANEL = PanelKind(

@@ -11,7 +11,7 @@ from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
 from results.records.errors import ResultsError
 from results.records.events import CellState, RunState
-from results.registry import results_named
+from results.registry import find_results
 from results.report.terms import term
 from state.model import RunView
 
@@ -38,7 +38,7 @@ def explain_no_steps(view: RunView) -> str:
 def _times_steps(experiment: str) -> bool:
     """False of an unknown experiment. A probe alone is no sign: those of others time transfers."""
     try:
-        return results_named(experiment).times_steps
+        return find_results(experiment).times_steps
     except ResultsError:
         return False
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from console import format as say
 from console.feed import Picture
 from console.glyphs import Glyphs
-from console.rows.instances import routed_tone
-from console.rows.routing import engine_of, is_current
+from console.rows.instances import choose_routed_tone
+from console.rows.routing import is_current, name_engine
 from console.widgets.table import Cell, Column, Row, cell
 from results.records.events import RoutedLoad
 from results.report.terms import term
@@ -24,12 +24,12 @@ NO_WORK = "_"
 
 def has_ttft(picture: Picture, routing: RoutingView) -> bool:
     """The client reports which instance each answer came from."""
-    return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
+    return any(_find_ttft_s(picture, load) is not None for load in routing.latest.instances)
 
 
-def _ttft_s(picture: Picture, load: RoutedLoad) -> float | None:
+def _find_ttft_s(picture: Picture, load: RoutedLoad) -> float | None:
     """TTFT p90 of an instance in the last seconds, as the client saw it; None = nothing to measure it by."""
-    known = picture.view.instances.get(engine_of(load))
+    known = picture.view.instances.get(name_engine(load))
     return None if known is None or known.latest is None else known.latest.ttft_p90_s
 
 
@@ -66,17 +66,19 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     rows = []
     for index, load in enumerate(routing.latest.instances):
         mark = marks.get(load.instance)
-        color = routed_tone(picture.view, engine_of(load), index)
+        color = choose_routed_tone(picture.view, name_engine(load), index)
         cells = {
             "name": ((load.instance, color), (f" {load.role}" if load.role in POOLS else "", "dim")),
-            "state": _state_cell(load, mark, glyphs) if current else cell(_state_cell(load, mark, glyphs)[0][0], "dim"),
+            "state": _make_state_cell(load, mark, glyphs)
+            if current
+            else cell(_make_state_cell(load, mark, glyphs)[0][0], "dim"),
             "requests": cell(say.whole(load.num_requests), tone),
             "pending": cell(say.tokens(load.pending_prefill_tokens), tone),
             "bar": _bar_cell(
                 load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns
             ),
-            "past": cell(_curve_cell(past, load.instance, end, top, glyphs, columns), tone or color),
-            "ttft": cell(say.short_ms(_ttft_s(picture, load)), tone),
+            "past": cell(_draw_curve(past, load.instance, end, top, glyphs, columns), tone or color),
+            "ttft": cell(say.short_ms(_find_ttft_s(picture, load)), tone),
             "ongoing": cell(say.tokens(load.ongoing_tokens), tone),
             "sessions": cell(say.whole(load.sessions), tone),
             "share": cell(say.percent(shares[load.instance]), tone),
@@ -85,7 +87,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     return tuple(rows)
 
 
-def _state_cell(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
+def _make_state_cell(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
     if not load.available:
         return cell(f"{glyphs.sign('failed')} {load.why or 'not picked'}", "bad")
     if mark is not None:
@@ -93,32 +95,32 @@ def _state_cell(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cel
     return cell(f"{glyphs.sign('ready')} available", "good")
 
 
-def _column_width(columns: tuple[Column, ...], key: str) -> int:
+def _find_column_width(columns: tuple[Column, ...], key: str) -> int:
     return next((column.width for column in columns if column.key == key), 0)
 
 
 def _bar_cell(load: RoutedLoad, top: int, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]) -> Cell:
     """Pending prefill against the most that any instance had in the past minute."""
     fraction = load.pending_prefill_tokens / top if top else 0.0
-    full, empty = say.bar(fraction, _column_width(columns, "bar"), glyphs.full, glyphs.empty)
+    full, empty = say.bar(fraction, _find_column_width(columns, "bar"), glyphs.full, glyphs.empty)
     return ((full, tone), (empty, "faint"))
 
 
-def _curve_cell(
+def _draw_curve(
     past: list[LoadSample], instance: str, end: float, top: int, glyphs: Glyphs, columns: tuple[Column, ...]
 ) -> str:
     """The highest pending prefill of each part of the past minute, to the scale of the bars."""
-    width = _column_width(columns, "past")
+    width = _find_column_width(columns, "past")
     highest: dict[int, int] = {}
     for t_unix_s, loads in past if width else ():
         position = width - 1 - int((end - t_unix_s) / PAST_S * width)
         for load in loads:
             if load.instance == instance:
                 highest[position] = max(highest.get(position, 0), load.pending_prefill_tokens)
-    return "".join(_level_sign(highest.get(position), top, glyphs) for position in range(width))
+    return "".join(_draw_level(highest.get(position), top, glyphs) for position in range(width))
 
 
-def _level_sign(tokens: int | None, top: int, glyphs: Glyphs) -> str:
+def _draw_level(tokens: int | None, top: int, glyphs: Glyphs) -> str:
     if tokens is None:
         return " "
     return glyphs.rise[max(1, round(8 * tokens / top))] if tokens else NO_WORK

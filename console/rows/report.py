@@ -40,7 +40,7 @@ class Section:
     rows: tuple[Row, ...]
 
 
-def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = "") -> Section:
+def make_table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = "") -> Section:
     """The table as it is where it fits. Else policies column by column, other tables with the rest beneath each row.
 
     `paragraph` comes below the rows. A row's key begins with its number in the table.
@@ -65,16 +65,16 @@ def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = ""
         rows = tuple(_lay_out_rows(table, beside, width, tone_of))
     if paragraph and rows:
         below = _wrap_rows("paragraph", "", paragraph, width, len(columns))
-        rows = (*rows, _text_row("blank", (), len(columns)), *below)
+        rows = (*rows, _make_text_row("blank", (), len(columns)), *below)
     return Section(columns, rows)
 
 
-def report_section(text: ReportText, width: int, tone_of: ToneOf) -> Section:
+def make_report_section(text: ReportText, width: int, tone_of: ToneOf) -> Section:
     """The whole report, a row per line: opening, every table with its note, limits."""
     lines: list[tuple[Span, ...]] = [((line, ""),) for line in _wrap_text(text.opening, width - 1)]
     for table in text.tables:
         lines += [(), ((table.title, "bold"),), *(((line, "dim"),) for line in _wrap_text(table.note, width - 1))]
-        section = table_section(table, width, tone_of)
+        section = make_table_section(table, width, tone_of)
         if any(column.title for column in section.columns):
             titles = [tuple(cell(column.title) for column in section.columns)]
             titles += [tuple(cell(column.unit) for column in section.columns)]
@@ -84,7 +84,7 @@ def report_section(text: ReportText, width: int, tone_of: ToneOf) -> Section:
     lines += [(), ((LIMITS_TITLE, "bold"),)]
     lines += [((line, ""),) for limit in text.limits
               for line in textwrap.wrap(f"- {limit}", max(16, width - 1), subsequent_indent=INDENT)]  # fmt: skip
-    rows = tuple(_text_row(f"line {number}", _strip_end(spans), 1) for number, spans in enumerate(lines))
+    rows = tuple(_make_text_row(f"line {number}", _strip_end(spans), 1) for number, spans in enumerate(lines))
     return Section((Column("line", "", 1, left=True, flex=True),), rows)
 
 
@@ -123,20 +123,20 @@ def _lay_out_rows(table: Table, beside: Sequence[int], width: int, tone_of: Tone
     beneath = [index for index in range(len(table.columns)) if index not in beside]
     for number, row in enumerate(table.rows):
         if len(row[0]) < width:
-            cells = (cell(row[index], _cell_tone(row[index], tone_of)) for index in beside)
+            cells = (cell(row[index], _choose_cell_tone(row[index], tone_of)) for index in beside)
             yield Row(f"{number}", (*cells, ()), also=" ".join(row[index] for index in beneath))
         else:
             yield from _wrap_rows(f"{number}", "", row[0], width, columns, "bold")
         pairs = [(table.columns[index], row[index]) for index in beneath if row[index]]
         for line, spans in enumerate(_flow_pairs(pairs, width, tone_of)):
-            yield _text_row(f"{number}#beneath {line}", spans, columns, also=row[0])
+            yield _make_text_row(f"{number}#beneath {line}", spans, columns, also=row[0])
 
 
 def _flow_pairs(pairs: Sequence[tuple[str, str]], width: int, tone_of: ToneOf) -> Iterator[tuple[Span, ...]]:
     """Titles with their values on as few lines as there is room for; a long value is wrapped."""
     line: list[Span] = []
     for title, value in pairs:
-        text, tone = f"{title}  {value}", _cell_tone(value, tone_of)
+        text, tone = f"{title}  {value}", _choose_cell_tone(value, tone_of)
         if line and count_columns(line) + len(BETWEEN) + len(text) > width:
             yield tuple(line)
             line = []
@@ -158,41 +158,41 @@ def _compare_rows(table: Table, room: int, width: int, tone_of: ToneOf) -> Itera
     """Under each column's title what each row has there."""
     for index, title in enumerate(table.columns[1:], 1):
         if index > 1:
-            yield _text_row(f"blank {index}", (), 2)
-        yield _text_row(f"column {index}", ((title, "bold"),), 2)
+            yield _make_text_row(f"blank {index}", (), 2)
+        yield _make_text_row(f"column {index}", ((title, "bold"),), 2)
         for number, row in enumerate(table.rows):
             first, *more = _wrap_text(row[index], width - room - 1) or [""]
             name = cell(row[0], tone_of(row[0]) or "dim")
-            yield Row(f"{number}#{index}", (name, cell(first, _cell_tone(first, tone_of))))
+            yield Row(f"{number}#{index}", (name, cell(first, _choose_cell_tone(first, tone_of))))
             yield from _wrap_rows(f"{number}#{index}", " " * (room + 1), " ".join(more), width, 2)
 
 
-def _cell_tone(text: str, tone_of: ToneOf) -> str:
+def _choose_cell_tone(text: str, tone_of: ToneOf) -> str:
     """By the verdict that ends the cell, or the name that it is."""
     return TONES.get(text.rpartition(" ")[2]) or tone_of(text)
 
 
-def _text_row(key: str, spans: tuple[Span, ...], columns: int, also: str = "") -> Row:
+def _make_text_row(key: str, spans: tuple[Span, ...], columns: int, also: str = "") -> Row:
     """A row whose text runs over all columns."""
     return Row(key, (spans or (("", ""),), *((),) * (columns - 1)), also)
 
 
 def _wrap_rows(key: str, indent: str, text: str, width: int, columns: int, tone: str = "") -> Iterator[Row]:
     for number, line in enumerate(_wrap_text(text, width - len(indent)), 2):
-        yield _text_row(f"{key}#{number}", ((indent, ""), (line, tone)), columns)
+        yield _make_text_row(f"{key}#{number}", ((indent, ""), (line, tone)), columns)
 
 
 def _wrap_text(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(16, width), break_long_words=True)
 
 
-def row_number(key: str) -> int | None:
+def parse_row_number(key: str) -> int | None:
     """The table's row that a row of its section belongs to; None = none."""
     number = key.partition("#")[0]
     return int(number) if number.isdigit() else None
 
 
-def row_facts(tables: Sequence[Table], table: Table, number: int) -> list[tuple[str, str]]:
+def list_row_facts(tables: Sequence[Table], table: Table, number: int) -> list[tuple[str, str]]:
     """A row column by column, its further facts, and what the other tables say of the same name."""
     row = table.rows[number]
     facts = [*zip(table.columns, row, strict=True), *(table.facts[number] if table.facts else ())]
@@ -204,7 +204,7 @@ def row_facts(tables: Sequence[Table], table: Table, number: int) -> list[tuple[
     return [(label, text) for label, text in facts if text or label not in table.columns]
 
 
-def chart_table(chart: Chart) -> Table:
+def make_chart_table(chart: Chart) -> Table:
     """The points of a chart: a row per line, a column per `x`."""
     grid = sorted({point.x for line in chart.lines for point in line.points})
     rows = []

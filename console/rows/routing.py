@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.feed import Picture, now_of
+from console.feed import Picture, find_now
 from console.rows.instances import STALE_S
 from results.records.events import CellState, RoutedLoad
 from state.model import RunView
@@ -25,7 +25,7 @@ def plans_replays(view: RunView) -> bool:
 
 def is_current(picture: Picture, routing: RoutingView) -> bool:
     """The router's numbers are of this moment."""
-    return picture.live and is_running(picture, routing) and age_s(picture, routing) <= STALE_S
+    return picture.live and is_running(picture, routing) and compute_age_s(picture, routing) <= STALE_S
 
 
 def is_running(picture: Picture, routing: RoutingView) -> bool:
@@ -33,11 +33,11 @@ def is_running(picture: Picture, routing: RoutingView) -> bool:
     return cell is not None and cell.state is CellState.RUNNING and cell.attempt == routing.attempt
 
 
-def age_s(picture: Picture, routing: RoutingView) -> float:
-    return max(0.0, now_of(picture) - routing.latest_unix_s)
+def compute_age_s(picture: Picture, routing: RoutingView) -> float:
+    return max(0.0, find_now(picture) - routing.latest_unix_s)
 
 
-def alarms_now(picture: Picture) -> tuple[str, ...]:
+def list_alarms_now(picture: Picture) -> tuple[str, ...]:
     """The running router's alarms; empty where its numbers are old."""
     routing = picture.view.routing
     return routing.alarms if routing is not None and is_current(picture, routing) else ()
@@ -50,12 +50,12 @@ def explain_absence(picture: Picture) -> str:
     return "no request of this run goes through a router"
 
 
-def engine_of(load: RoutedLoad) -> str:
+def name_engine(load: RoutedLoad) -> str:
     """What the rest of the run calls this instance."""
     return load.engine or load.instance
 
 
-def place_of(view: RunView, cell: str) -> str:
+def name_place(view: RunView, cell: str) -> str:
     """The cell as `tracon why --cell` takes it: the path of its decisions below the run's results; empty = unknown."""
     known = view.cells.get(cell)
     parts = [] if known is None else known.cell.split("/")

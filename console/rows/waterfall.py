@@ -56,7 +56,7 @@ def find_phase(name: str, index: int) -> Phase:
     return PHASES.get(name) or Phase(name.replace("_", " "), f"series-{index % SERIES}", name[:1] or "?")
 
 
-def latest_requests(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
+def list_latest_requests(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
     """The requests that the waterfall shows."""
     return view.requests[-SHOWN:]
 
@@ -76,7 +76,7 @@ def list_phases(requests: Sequence[MeasuredRequest], marker: str, width: int) ->
     return flow_entries([cell("median ms  ", "dim"), *entries] if entries else [], width)
 
 
-def waterfall_columns(width: int) -> tuple[Column, ...]:
+def choose_waterfall_columns(width: int) -> tuple[Column, ...]:
     wide = (Column("time", "time", 8, left=True),) if width >= 100 else ()
     more = (Column("gbps", "write", 6, "Gbit/s"), Column("residual", "resid", 5, "%")) if width >= 100 else ()
     return (
@@ -94,7 +94,7 @@ def waterfall_columns(width: int) -> tuple[Column, ...]:
     )
 
 
-def span_ms(requests: Iterable[MeasuredRequest]) -> float:
+def measure_span_ms(requests: Iterable[MeasuredRequest]) -> float:
     """What the waterfall's full width stands for."""
     return ROOM * max((_sum_before_last_ms(each.event) for each in requests), default=0.0)
 
@@ -104,12 +104,12 @@ def _sum_before_last_ms(event: LifecycleMeasured) -> float:
     return sum(max(0.0, ms) for ms in known) if known else event.ttft_ms or 0.0
 
 
-def waterfall_rows(
+def make_waterfall_rows(
     requests: Sequence[MeasuredRequest], shown: tuple[Column, ...], width: int, glyphs: Glyphs, marker: str
 ) -> tuple[Row, ...]:
     """A line per request, oldest first."""
     fixed = sum(column.width + 1 for column in shown if column.key != "phases")
-    room, full_ms = max(1, width - fixed), span_ms(requests)
+    room, full_ms = max(1, width - fixed), measure_span_ms(requests)
     made = []
     for key, request in key_requests(requests):
         event = request.event
@@ -126,23 +126,23 @@ def waterfall_rows(
             "ttft": cell(digits(event.ttft_ms), tone),
             "e2e": cell(digits(event.e2e_ms), tone),
             "gbps": cell(digits(event.bandwidth_gbps), tone),
-            "residual": cell(share_text(event.residual_share), _residual_tone(event, tone)),
+            "residual": cell(format_share(event.residual_share), _choose_residual_tone(event, tone)),
         }
         made.append(
-            Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_request_text(request)}")
+            Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_describe_request(request)}")
         )
     return tuple(made)
 
 
-def share_text(share: float | None) -> str:
+def format_share(share: float | None) -> str:
     return NOT_MEASURED if share is None else digits(share * 100)
 
 
-def _residual_tone(event: LifecycleMeasured, tone: str) -> str:
+def _choose_residual_tone(event: LifecycleMeasured, tone: str) -> str:
     return "warn" if event.residual_share is not None and event.residual_share >= RESIDUAL_BELOW else tone
 
 
-def _request_text(request: MeasuredRequest) -> str:
+def _describe_request(request: MeasuredRequest) -> str:
     event = request.event
     words = ("discarded" if event.discarded else "", "warm-up" if event.warmup else "")
     return " ".join(word for word in words if word)

@@ -46,7 +46,7 @@ class ConsoleScreen(Screen[None]):
         """The run this screen is about."""
         return None
 
-    def folder_below(self, name: str) -> Path | None:
+    def find_folder_below(self, name: str) -> Path | None:
         """Where files about the run go; None where there is no run, or nothing may be written into its folder."""
         return None if self.folder is None or self.tracon.options.read_only else self.folder / name
 
@@ -87,21 +87,21 @@ class ConsoleScreen(Screen[None]):
         self.app.push_screen(Help(self.NAME, read_only=self.tracon.options.read_only))
 
     def action_copy(self) -> None:
-        command = self.tracon.last_command or self.default_command()
+        command = self.tracon.last_command or self.make_default_command()
         if command:
             self.app.copy_to_clipboard(shlex.join(command))
             self.notify(shlex.join(command), title="copied")
 
-    def default_command(self) -> tuple[str, ...]:
+    def make_default_command(self) -> tuple[str, ...]:
         """What `y` copies before anything was done here."""
         if self.folder is None:
             return ("tracon", "list", *self.tracon.workspace_words)
-        return actions.command_line("copy", self.folder, self.tracon.workspace_of(self.folder))
+        return actions.make_command_line("copy", self.folder, self.tracon.workspace_of(self.folder))
 
     def action_screenshot(self) -> None:
         name = f"console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
         try:
-            path = export.save_file(self.app.export_screenshot().encode(), name, self.folder_below("screenshots"))
+            path = export.save_file(self.app.export_screenshot().encode(), name, self.find_folder_below("screenshots"))
         except OSError as error:
             self.notify(f"{error.filename}: {error.strerror}", severity="error")
         else:

@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from console import keys
 from console.panels.panel import Panel, PanelKind, Place
-from console.panels.registry import panel_kinds
+from console.panels.registry import list_panel_kinds
 from console.screens.steering import SteeringScreen
 from console.widgets.header import RunHeader
 
@@ -29,8 +29,8 @@ class DashboardScreen(SteeringScreen):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._kinds = {kind.name: kind for kind in panel_kinds()}
-        self._bindings = BindingsMap.merge([self._bindings, BindingsMap(keys.panel_bindings())])
+        self._kinds = {kind.name: kind for kind in list_panel_kinds()}
+        self._bindings = BindingsMap.merge([self._bindings, BindingsMap(keys.make_panel_bindings())])
         self._zoomed = False
         self._arranged_for: tuple[str, ...] = ()
         """The panels that applied to the run when they were last arranged."""
@@ -45,9 +45,9 @@ class DashboardScreen(SteeringScreen):
         look = self.tracon.look
         self._panels = {name: kind.make(look, self._folder) for name, kind in self._kinds.items()}
         self._header = RunHeader(glyphs=look.glyphs)
-        right = Vertical(*self._panels_at(Place.RIGHT), id="right")
-        upper = Horizontal(*self._panels_at(Place.LEFT), right, id="upper")
-        lower = Horizontal(*self._panels_at(Place.OWN), *self._panels_at(Place.LOWER), id="lower")
+        right = Vertical(*self._list_panels_at(Place.RIGHT), id="right")
+        upper = Horizontal(*self._list_panels_at(Place.LEFT), right, id="upper")
+        lower = Horizontal(*self._list_panels_at(Place.OWN), *self._list_panels_at(Place.LOWER), id="lower")
         self._groups = {
             right: frozenset({Place.RIGHT}),
             upper: frozenset({Place.LEFT, Place.RIGHT}),
@@ -55,16 +55,16 @@ class DashboardScreen(SteeringScreen):
         }
         yield self._header
         yield self._tabs
-        yield Vertical(upper, lower, *self._panels_at(Place.ALONE), id="body")
+        yield Vertical(upper, lower, *self._list_panels_at(Place.ALONE), id="body")
         yield from self.compose_foot()
 
-    def _panels_at(self, place: Place) -> list[Panel]:
+    def _list_panels_at(self, place: Place) -> list[Panel]:
         return [self._panels[name] for name, kind in self._kinds.items() if kind.place is place]
 
     def panel(self, name: str) -> Panel:
         return self._panels[name]
 
-    def panel_around(self, widget: Widget) -> Panel:
+    def find_panel_around(self, widget: Widget) -> Panel:
         return next(each for each in widget.ancestors if isinstance(each, Panel))
 
     # -- arranging ----------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class DashboardScreen(SteeringScreen):
         width, height = self.size
         return not self._zoomed and width >= DASHBOARD_SIZE[0] and height >= DASHBOARD_SIZE[1]
 
-    def _applying_kinds(self) -> tuple[PanelKind, ...]:
+    def _list_applying_kinds(self) -> tuple[PanelKind, ...]:
         """The panels that the run has, or may get, something to show on."""
         return tuple(kind for kind in self._kinds.values() if kind.applies(self.picture.view))
 
@@ -83,11 +83,11 @@ class DashboardScreen(SteeringScreen):
         """The dashboard shows this panel."""
         kind = self._kinds[name]
         if kind.place is Place.OWN:
-            return kind is self._own_panel()
+            return kind is self._find_own_panel()
         return kind.place is not Place.ALONE
 
-    def _own_panel(self) -> PanelKind | None:
-        return next((kind for kind in reversed(self._applying_kinds()) if kind.place is Place.OWN), None)
+    def _find_own_panel(self) -> PanelKind | None:
+        return next((kind for kind in reversed(self._list_applying_kinds()) if kind.place is Place.OWN), None)
 
     def is_seen(self, name: str) -> bool:
         """The panel is seen in the present mode."""
@@ -99,8 +99,8 @@ class DashboardScreen(SteeringScreen):
 
     def lay_out(self) -> None:
         """Show the panels of the present mode."""
-        dashboard, own = self.dashboard, self._own_panel()
-        self._arranged_for = tuple(kind.name for kind in self._applying_kinds())
+        dashboard, own = self.dashboard, self._find_own_panel()
+        self._arranged_for = tuple(kind.name for kind in self._list_applying_kinds())
         self.set_class(dashboard, "dashboard")
         self.set_class(not dashboard, "tabbed")
         self.set_class(own is not None and own.large, "of-large")
@@ -114,19 +114,19 @@ class DashboardScreen(SteeringScreen):
 
     def lay_out_again(self) -> None:
         """Arrange again where other panels apply to the run now: it has got a router, for instance."""
-        if self._arranged_for != tuple(kind.name for kind in self._applying_kinds()):
+        if self._arranged_for != tuple(kind.name for kind in self._list_applying_kinds()):
             self.lay_out()
 
     def size_panels(self) -> None:
         """On the dashboard some panels take the lines they need instead of a share."""
         for name, panel in self._panels.items():
             if self._kinds[name].place is Place.RIGHT:
-                lines = panel.lines_wanted(self.picture.view)
+                lines = panel.count_wanted_lines(self.picture.view)
                 panel.styles.height = lines if self.dashboard and lines is not None else "1fr"
 
     def _tab_line(self) -> Text:
         """The panels that have something to show, as far apart as there is room; only keys where there is little."""
-        applying = self._applying_kinds()
+        applying = self._list_applying_kinds()
         shown = [(f"{kind.key} {kind.title}", name) for name, kind in self._kinds.items()
                  if kind in applying or name == self._current]  # fmt: skip
         room = self.size.width - sum(len(label) for label, _ in shown)
@@ -151,7 +151,7 @@ class DashboardScreen(SteeringScreen):
         self.panel(name).focus_content()
         self.redraw()
 
-    def focused_panel(self) -> str:
+    def find_focused_panel(self) -> str:
         """The panel that keys go to."""
         return next((name for name, panel in self._panels.items() if panel.has_focus_within), self._current)
 
@@ -167,7 +167,7 @@ class DashboardScreen(SteeringScreen):
         self.open_panel(name)
 
     def action_zoom(self) -> None:
-        self._current = self.focused_panel()
+        self._current = self.find_focused_panel()
         if not self.close_zoom():
             self._zoomed = True
             self.open_panel(self._current)

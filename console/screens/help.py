@@ -35,21 +35,23 @@ class Help(Dialog[None]):
         with Vertical(classes="dialog help-dialog"):
             yield Static(Text("Help", style="bold"), classes="question")
             with VerticalScroll(id="help-text"):
-                yield Static(self._keys_table(), id="help-keys")
-                yield Static(self._numbers_table(), id="help-numbers")
+                yield Static(self._make_keys_table(), id="help-keys")
+                yield Static(self._make_numbers_table(), id="help-numbers")
             yield Static(Text("esc closes   up, down, page up, page down scroll"), classes="hint")
 
     def on_mount(self) -> None:
         self.query_one("#help-text").focus()
 
-    def _keys_table(self) -> RichTable:
+    def _make_keys_table(self) -> RichTable:
         table = RichTable.grid(padding=(0, 2, 0, 0))
         table.add_column(justify="right", no_wrap=True, style="bold")
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
         for group in GROUPS:
             mine = [
-                a for a in keys.screen_actions(self._screen) if a.group == group and not (a.steers and self._read_only)
+                a
+                for a in keys.list_screen_actions(self._screen)
+                if a.group == group and not (a.steers and self._read_only)
             ]
             if mine:
                 table.add_row("", Text(group, style="underline"), "")
@@ -57,7 +59,7 @@ class Help(Dialog[None]):
                 table.add_row(action.key, action.label, action.help)
         return table
 
-    def _numbers_table(self) -> RichTable:
+    def _make_numbers_table(self) -> RichTable:
         table = RichTable.grid(padding=(0, 2, 1, 0))
         table.add_column(justify="right", style="bold", no_wrap=True)
         table.add_column()

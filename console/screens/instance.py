@@ -15,10 +15,10 @@ from textual.widgets import Static
 
 from console import actions, keys
 from console.feed import Picture
-from console.panels.events import EventsPanel, event_detail
+from console.panels.events import EventsPanel, list_event_facts
 from console.panels.latency import LatencyPanel
 from console.panels.steps import HEADING, StepsPanel
-from console.rows.instances import instance_detail, instance_numbers
+from console.rows.instances import format_instance_numbers, list_instance_facts
 from console.screens.dialogs import Detail
 from console.screens.looking import LookingScreen
 from console.widgets.header import RunHeader
@@ -29,7 +29,7 @@ class InstanceScreen(LookingScreen):
     """Opened over the run's screen, which hands it every new picture."""
 
     NAME = actions.INSTANCE
-    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.INSTANCE)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.make_fixed_bindings(actions.INSTANCE)]
 
     def __init__(self, instance: str, folder: Path, picture: Picture) -> None:
         super().__init__(folder, picture)
@@ -69,15 +69,15 @@ class InstanceScreen(LookingScreen):
         self.picture = picture
         if not self._built:
             return
-        self.query_one(RunHeader).show(picture, self.frozen_badge())
+        self.query_one(RunHeader).show(picture, self.make_frozen_badge())
         drawn = self.shown_picture
         instance = drawn.view.instances.get(self.instance)
         if instance is None:
             return
-        self.query_one("#facts", Static).update(_facts_table(drawn, self.instance))
+        self.query_one("#facts", Static).update(_make_facts_table(drawn, self.instance))
         events = self.query_one("#events", EventsPanel)
         events.about = events.about | ({instance.latest.cell} if instance.latest is not None else set())
-        for panel in self.own_panels():
+        for panel in self.list_own_panels():
             panel.show(drawn)
 
     def redraw(self) -> None:
@@ -94,16 +94,16 @@ class InstanceScreen(LookingScreen):
 
     @on(Table.Chosen)
     def open_event(self, event: Table.Chosen) -> None:
-        self.app.push_screen(Detail("Event", event_detail(self.picture.view, event.key)))
+        self.app.push_screen(Detail("Event", list_event_facts(self.picture.view, event.key)))
 
     def action_back(self) -> None:
         if not self.clear_filter():
             self.dismiss()
 
 
-def _facts_table(picture: Picture, name: str) -> RichTable:
+def _make_facts_table(picture: Picture, name: str) -> RichTable:
     instance = picture.view.instances[name]
-    numbers = instance_numbers(instance)
+    numbers = format_instance_numbers(instance)
     table = RichTable.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, min_width=13)
     table.add_column(overflow="ellipsis", no_wrap=True)
@@ -111,6 +111,6 @@ def _facts_table(picture: Picture, name: str) -> RichTable:
         table.add_row(f"{label} p50, p90", f"{numbers[f'{name}_p50']}, {numbers[f'{name}_p90']} ms")
     table.add_row("requests", f"{numbers['running']} running, {numbers['waiting']} waiting")
     table.add_row("pend, KV", f"{numbers['pending']} tokens, {numbers['kv']} %")
-    for label, text in instance_detail(picture, instance):
+    for label, text in list_instance_facts(picture, instance):
         table.add_row(label, Text(text))
     return table

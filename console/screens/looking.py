@@ -11,7 +11,7 @@ from console import feed
 from console.feed import Picture
 from console.panels.panel import Panel
 from console.screens.base import ConsoleScreen
-from console.series import WINDOWS_S, window_text
+from console.series import WINDOWS_S, format_window
 from console.widgets.table import Span
 
 
@@ -38,10 +38,10 @@ class LookingScreen(ConsoleScreen):
     def redraw(self) -> None:
         """Draw what is seen, after a change of what or how to draw."""
 
-    def own_panels(self) -> Iterator[Panel]:
+    def list_own_panels(self) -> Iterator[Panel]:
         yield from self.query(Panel)  # type: ignore[type-abstract]
 
-    def frozen_badge(self) -> tuple[Span, ...]:
+    def make_frozen_badge(self) -> tuple[Span, ...]:
         """For the header: how much has happened since the picture was frozen."""
         if self._frozen is None:
             return ()
@@ -50,7 +50,7 @@ class LookingScreen(ConsoleScreen):
     def change_look(self, **changes: object) -> None:
         look = replace(self.tracon.look, **changes)  # type: ignore[arg-type]
         self.tracon.look = look
-        for panel in self.own_panels():
+        for panel in self.list_own_panels():
             panel.look = look
         self.redraw()
 
@@ -61,7 +61,7 @@ class LookingScreen(ConsoleScreen):
     def action_step_window(self, by: int) -> None:
         index = WINDOWS_S.index(self.tracon.look.window_s) + by
         self.change_look(window_s=WINDOWS_S[max(0, min(index, len(WINDOWS_S) - 1))])
-        self.notify(window_text(self.tracon.look.window_s), timeout=1.5)
+        self.notify(format_window(self.tracon.look.window_s), timeout=1.5)
 
     def action_follow(self) -> None:
         self.change_look(follow=not self.tracon.look.follow)

@@ -29,7 +29,7 @@ ENDED = frozenset({RunState.DONE, RunState.FAILED})
 
 class RunScreen(DashboardScreen):
     NAME = actions.RUN
-    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.RUN)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.make_fixed_bindings(actions.RUN)]
 
     @dataclass
     class Pictured(Message):
@@ -66,7 +66,7 @@ class RunScreen(DashboardScreen):
     # -- drawing ------------------------------------------------------------------------------------------------
 
     @on(Pictured)
-    def pictured(self, event: Pictured) -> None:
+    def take_picture(self, event: Pictured) -> None:
         if not self.is_mounted:
             return
         loaded = self.picture.loading and not event.picture.loading
@@ -74,7 +74,7 @@ class RunScreen(DashboardScreen):
             self.notify(event.picture.trouble, severity="error")
             return
         before, self.picture = self.picture, event.picture
-        if before.loading or _possible_keys(before) != _possible_keys(event.picture):
+        if before.loading or _collect_key_conditions(before) != _collect_key_conditions(event.picture):
             self.refresh_bindings()  # it draws the whole footer again
         self._draw_picture()
         if not before.loading and before.view.state not in ENDED and event.picture.view.state in ENDED:
@@ -138,7 +138,7 @@ class RunScreen(DashboardScreen):
         self._draw_picture()
 
     def _list_badges(self) -> tuple[Span, ...]:
-        badges = list(self.frozen_badge())
+        badges = list(self.make_frozen_badge())
         if (text := self.filter_text) and self.is_seen(self._filtered) and self.panel(self._filtered).can_filter:
             badges.append((f"filter: {text} (esc clears)  ", "warn"))
         if not self.tracon.look.follow:
@@ -183,7 +183,7 @@ class RunScreen(DashboardScreen):
         if numbers is None:
             self.notify("there is nothing to save yet", severity="warning")
             return
-        folder = self.folder_below("exports")
+        folder = self.find_folder_below("exports")
         self.run_worker(lambda: self._export_numbers(numbers, folder), thread=True, group="export")
 
     def _export_numbers(self, numbers: Export, folder: Path | None) -> None:
@@ -200,9 +200,9 @@ class RunScreen(DashboardScreen):
     # -- looking ------------------------------------------------------------------------------------------------
 
     @on(Table.Scrolled)
-    def scrolled_manually(self, event: Table.Scrolled) -> None:
+    def note_manual_scroll(self, event: Table.Scrolled) -> None:
         """Stop following while the operator reads older lines, until the newest is reached again or `f`."""
-        follow = self.panel_around(event.table).follows_after(event.table, at_end=event.at_end)
+        follow = self.find_panel_around(event.table).follows_after(event.table, at_end=event.at_end)
         if follow is not None and follow is not self.tracon.look.follow:
             self.change_look(follow=follow)
 
@@ -212,7 +212,7 @@ class RunScreen(DashboardScreen):
 
     def action_filter(self) -> None:
         """Filter the focused panel, or the events where it has no rows."""
-        focused = self.focused_panel()
+        focused = self.find_focused_panel()
         target = focused if self.panel(focused).can_filter else "events"
         if not self.is_seen(target):
             self.notify("nothing here has rows to filter", severity="warning")
@@ -228,7 +228,7 @@ class RunScreen(DashboardScreen):
 
     @on(Table.Chosen)
     def open_row(self, event: Table.Chosen) -> None:
-        panel = self.panel_around(event.table)
+        panel = self.find_panel_around(event.table)
         opening = panel.open_row(event.table, event.key, self.shown_picture)
         if opening is None:
             return
@@ -256,7 +256,7 @@ class RunScreen(DashboardScreen):
 
     # -- steering -----------------------------------------------------------------------------------------------
 
-    def cursor_target(self) -> str:
+    def find_cursor_target(self) -> str:
         table = self.panel("stages").table
         return table.cursor_key or "" if table is not None else ""
 
@@ -265,7 +265,7 @@ class RunScreen(DashboardScreen):
             self._feed.wake()
 
 
-def _possible_keys(picture: Picture) -> tuple[object, ...]:
+def _collect_key_conditions(picture: Picture) -> tuple[object, ...]:
     """What decides which keys can do something."""
     view = picture.view
     return picture.live, view.state, view.pause, any(cell.state is CellState.FAILED for cell in view.cells.values())

@@ -26,7 +26,7 @@ REFRESH_S = 2.0
 
 class RunsScreen(ConsoleScreen):
     NAME = actions.RUNS
-    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.RUNS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.make_fixed_bindings(actions.RUNS)]
 
     def __init__(self, workspace: Workspace) -> None:
         super().__init__()

@@ -63,12 +63,12 @@ class Start(Dialog[tuple[str, ...]]):
         return next((each.presets for each in self._profiles if each.name == name), {})
 
     @on(Select.Changed, "#profile")
-    def profile_chosen(self) -> None:
+    def offer_experiments(self) -> None:
         _offer_names(self.query_one("#experiment", Select), list(self._list_presets()))
-        self.experiment_chosen()
+        self.offer_presets()
 
     @on(Select.Changed, "#experiment")
-    def experiment_chosen(self) -> None:
+    def offer_presets(self) -> None:
         experiment = self.query_one("#experiment", Select).value
         presets = self._list_presets().get(str(experiment), [])
         _offer_names(self.query_one("#preset", Select), presets, prefer="demo")

@@ -22,7 +22,7 @@ class SteeringScreen(LookingScreen):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, Picture())
 
-    def cursor_target(self) -> str:
+    def find_cursor_target(self) -> str:
         """What the cursor is on, as `stage:ID` or `cell:ID`; empty = nothing."""
         return ""
 
@@ -31,9 +31,9 @@ class SteeringScreen(LookingScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         allowed = super().check_action(action, parameters)
-        return None if allowed and action == "steer" and self._why_not(str(parameters[0])) else allowed
+        return None if allowed and action == "steer" and self._explain_refusal(str(parameters[0])) else allowed
 
-    def _why_not(self, action: str) -> str:
+    def _explain_refusal(self, action: str) -> str:
         failed = sum(stage.counts.get(CellState.FAILED, 0) for stage in self.picture.view.stages)
         return actions.why_not(action, self.run_state, self.picture.live, failed, pausing=self._pausing)
 
@@ -50,8 +50,8 @@ class SteeringScreen(LookingScreen):
         action = actions.STEERED_BY.get(event.key)
         if action is None or self.tracon.options.read_only:
             return
-        if why := self._why_not(action.id):
-            instead = actions.what_instead(
+        if why := self._explain_refusal(action.id):
+            instead = actions.suggest_instead(
                 action.id, self.run_state, self.picture.live,
                 pausing=self._pausing, has_list=self.tracon.has_runs_screen,
             )  # fmt: skip
@@ -59,21 +59,21 @@ class SteeringScreen(LookingScreen):
             self.notify(text, title=f"{action.label}: not now", severity="warning")
 
     def _build_command(self, action: str, **values: str) -> tuple[str, ...]:
-        return actions.command_line(action, self._folder, self.tracon.workspace_of(self._folder), **values)
+        return actions.make_command_line(action, self._folder, self.tracon.workspace_of(self._folder), **values)
 
     def action_menu(self) -> None:
         offers = [
             Offer(
                 action,
                 self._build_command(action.id, sort="cell", target="CELL", reason="WHY"),
-                self._why_not(action.id),
+                self._explain_refusal(action.id),
             )
             for action in actions.ACTIONS
             if self.NAME in action.screens and action.steers and action.id != "menu"
         ]
-        self.app.push_screen(Menu(self._folder.name, offers), self._menu_chosen)
+        self.app.push_screen(Menu(self._folder.name, offers), self._take_menu_choice)
 
-    def _menu_chosen(self, action: str | None) -> None:
+    def _take_menu_choice(self, action: str | None) -> None:
         if action is not None:
             self.action_steer(action)
 
@@ -97,7 +97,7 @@ class SteeringScreen(LookingScreen):
     def _skip_targets(self) -> list[tuple[str, str]]:
         """What can be skipped from where the cursor is: the cell, its config, its stage."""
         view = self.picture.view
-        sort, _, name = self.cursor_target().partition(":")
+        sort, _, name = self.find_cursor_target().partition(":")
         left = [cell for cell in view.cells.values() if cell.state in (CellState.PENDING, CellState.RUNNING)]
         cell = view.cells.get(name) or next(iter((*view.current_cells, *left, *view.cells.values())))
         config, stage = cell.plan.config or "", name if sort == "stage" else cell.plan.stage

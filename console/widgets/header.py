@@ -7,7 +7,7 @@ from console import format as say
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
-from console.rows.routing import alarms_now
+from console.rows.routing import list_alarms_now
 from console.widgets.lines import Lines
 from console.widgets.table import Span, clip_spans, count_columns
 from results.records.events import RunState
@@ -15,7 +15,7 @@ from results.records.gpu import UNLIMITED, describe_gpu
 from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
 from state.model import RunView
-from state.view import elapsed_s, eta_s, progress
+from state.view import compute_elapsed_s, estimate_eta_s, progress
 
 Line = list[Span]
 GPU_STALE_S = 3.0
@@ -47,11 +47,11 @@ class RunHeader(Lines):
     def show(self, picture: Picture, badges: tuple[Span, ...] = (), name: str = "") -> None:
         """Draw the picture's header; `badges` are the screen's own."""
         width = max(20, self.size.width - 2)
-        lines = header_lines(picture, badges, self._glyphs, width, feed.now_unix_s(), name)
+        lines = make_header_lines(picture, badges, self._glyphs, width, feed.now_unix_s(), name)
         self.show_lines(*lines, layout=False)
 
 
-def header_lines(
+def make_header_lines(
     picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs, width: int, now_unix_s: float, name: str = ""
 ) -> tuple[tuple[Span, ...], ...]:
     """The three lines as spans, each at most `width` wide."""
@@ -59,13 +59,13 @@ def header_lines(
         text = picture.trouble or f"reading the journal{f': {picture.folded} events' if picture.folded else ''} ..."
         return (((name, "bold"),), ((text, "bad" if picture.trouble else "dim"),), badges)
     return (
-        _fit_ends(_identity_line(picture, glyphs, width), _standing_line(picture, glyphs), width),
+        _fit_ends(_make_identity_line(picture, glyphs, width), _make_standing_line(picture, glyphs), width),
         clip_spans(tuple(_progress_line(picture, glyphs, width, now_unix_s)), width),
-        clip_spans(tuple(_attention_line(picture, badges, glyphs)), width),
+        clip_spans(tuple(_make_attention_line(picture, badges, glyphs)), width),
     )
 
 
-def _identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
+def _make_identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
     plan, pace = picture.view.plan, picture.view.pace
     paced = f"{pace:g}x " if pace and picture.live else ""
     parts: Line = [(f"SIMULATED {paced}", "warn")] if plan.inputs.get("simulated") else []
@@ -75,15 +75,15 @@ def _identity_line(picture: Picture, glyphs: Glyphs, width: int) -> Line:
     return parts
 
 
-def _standing_line(picture: Picture, glyphs: Glyphs) -> Line:
+def _make_standing_line(picture: Picture, glyphs: Glyphs) -> Line:
     view = picture.view
     text, tone = glyphs.state(view.state)
     if view.pause == "pausing":
         text, tone = f"{text}, pausing", "warn"
-    return [(text, tone), ("   ", ""), *_lease_line(picture.lease, view.state)]
+    return [(text, tone), ("   ", ""), *_make_lease_line(picture.lease, view.state)]
 
 
-def _lease_line(lease: LeaseState | None, state: RunState) -> Line:
+def _make_lease_line(lease: LeaseState | None, state: RunState) -> Line:
     if lease is None or lease.state == "none":
         return [("no process", "warn" if state in (RunState.RUNNING, RunState.PAUSED) else "dim")]
     if lease.state == "dead":
@@ -105,17 +105,17 @@ def _progress_line(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: flo
         (f"  {done.fraction * 100:.0f} %", "bold"),
         (f"   {done.ended}/{done.total} cells", ""),
         ("   elapsed " if wide else "   ", "dim"),
-        (say.duration(elapsed_s(view, at)), ""),
+        (say.duration(compute_elapsed_s(view, at)), ""),
     ]
-    left = eta_s(view, at)
+    left = estimate_eta_s(view, at)
     if left and view.state not in (RunState.DONE, RunState.FAILED):
         parts += [("   about " if wide else ", ~", "dim"), (say.duration(left), ""), (" left", "dim")]
         if wide and picture.live and view.state is RunState.RUNNING:
             parts.append((f", until {say.clock(at + left, seconds=False)}", "dim"))
-    return [*parts, *_gpu_spans(view, at)]
+    return [*parts, *_make_gpu_spans(view, at)]
 
 
-def _gpu_spans(view: RunView, at_unix_s: float) -> Line:
+def _make_gpu_spans(view: RunView, at_unix_s: float) -> Line:
     """Each GPU in the last seconds; what limits its clocks is a warning. Empty where none was sampled."""
     if view.gpus_unix_s is None or at_unix_s - view.gpus_unix_s > GPU_STALE_S:
         return []
@@ -123,10 +123,10 @@ def _gpu_spans(view: RunView, at_unix_s: float) -> Line:
     return [(f"   {describe_gpu(sample)}", tone) for sample, tone in zip(view.gpus, tones, strict=True)]
 
 
-def _attention_line(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
+def _make_attention_line(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
     view = picture.view
     parts: Line = list(badges)
-    parts += [(f"{alarm}  ", "warn") for alarm in alarms_now(picture)]
+    parts += [(f"{alarm}  ", "warn") for alarm in list_alarms_now(picture)]
     for request in view.open_requests:
         parts.append((f"{request.action.replace('_', ' ')} {request.target} requested  ".replace("  ", " "), "warn"))
     if view.state in (RunState.RUNNING, RunState.PAUSED) and not picture.live:

@@ -50,7 +50,7 @@ class Histogram(Drawing):
         rows: list[list[Segment]] = []
         for band in bands:
             rows += self._draw_band(band, (first, last), (size, tall), names, styles)
-        axis = axis_labels(first, last, size)
+        axis = make_axis_labels(first, last, size)
         rule = self.glyphs.rule * (size * (last - first + 1))
         rows.append([Segment(" " * names), Segment(rule, styles["faint"])])
         rows.append([Segment("up to, ms".ljust(names), styles["dim"]), Segment(axis, styles["dim"])])
@@ -71,23 +71,23 @@ class Histogram(Drawing):
         rows: list[list[Segment]] = []
         for line in range(tall):
             label, tone = labels[line] if line < len(labels) else ("", "")
-            columns = "".join(self._bucket_sign(count / top, tall - 1 - line, tall, size) for count in shown)
+            columns = "".join(self._draw_bucket(count / top, tall - 1 - line, tall, size) for count in shown)
             rows.append([Segment(label[: names - 1].ljust(names), styles[tone]), Segment(columns, styles[band.tone])])
         return rows
 
-    def _bucket_sign(self, share: float, level: int, tall: int, size: int) -> str:
+    def _draw_bucket(self, share: float, level: int, tall: int, size: int) -> str:
         """One bucket on one line: eighths of a cell; a bucket that holds anything shows at least one eighth."""
         eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
         sign = self.glyphs.block(eighths, level)
         return sign * (size - 1) + " " if size > 1 else sign
 
 
-def axis_labels(first: int, last: int, size: int) -> str:
+def make_axis_labels(first: int, last: int, size: int) -> str:
     """Upper bucket edges in ms, as many as fit without touching."""
-    return place_labels(((index - first) * size, edge_text(index)) for index in range(first, last + 1))
+    return place_labels(((index - first) * size, format_edge(index)) for index in range(first, last + 1))
 
 
-def edge_text(index: int) -> str:
+def format_edge(index: int) -> str:
     """A bucket's upper edge in ms; the last one has none."""
     if index >= len(STEP_BUCKETS_US):
         return f">{digits(STEP_BUCKETS_US[-1] / 1e3)}"

@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
 
-from console.series import GAP_S, Axis, Series, find_gaps, thin_line, time_axis, value_axis
+from console.series import GAP_S, Axis, Series, find_gaps, make_time_axis, make_value_axis, thin_line
 from console.widgets.drawing import Drawing
 from results.records.named_number import digits
 
@@ -42,9 +42,9 @@ class Plot(Drawing):
         """Legend and canvas; empty where there is nothing to draw."""
         if not any(line.points for line in self._lines):
             return []
-        return [self._legend_line(styles, width), *self._draw_canvas(styles, width, height - 1)]
+        return [self._make_legend_line(styles, width), *self._draw_canvas(styles, width, height - 1)]
 
-    def _legend_line(self, styles: dict[str, Style], width: int) -> Strip:
+    def _make_legend_line(self, styles: dict[str, Style], width: int) -> Strip:
         """The newest lines first, as many as fit."""
         parts: list[Segment] = []
         room = width
@@ -66,9 +66,9 @@ class Plot(Drawing):
     def _draw_canvas(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         start, end = self._span
         top = max(value for line in self._lines for _, value in line.points)
-        values = value_axis(top, height - 1)
+        values = make_value_axis(top, height - 1)
         margin = max(len(label) for label in values.labels) + 1
-        times = time_axis(start, end, width - margin)
+        times = make_time_axis(start, end, width - margin)
         canvas = Canvas((width, height))
         for index, line in enumerate(self._lines):
             if line.points:

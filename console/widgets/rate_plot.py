@@ -35,11 +35,11 @@ class RatePlot(Plot):
         ]
         if not any(line.points for line in lines):
             return []
-        legend = self._legend_lines(styles, width)
+        legend = self._make_legend_lines(styles, width)
         rows = self._draw_rows(lines, styles, (width, max(4, height - len(legend))))
         return [*legend, *(Strip(row).adjust_cell_length(width) for row in rows)]
 
-    def _legend_lines(self, styles: dict[str, Style], width: int) -> list[Strip]:
+    def _make_legend_lines(self, styles: dict[str, Style], width: int) -> list[Strip]:
         """What the values are, then every line's name."""
         entries: list[Cell] = [((f"{self._chart.y_name}  ", "dim"),)]
         for index, (line, tone) in enumerate(zip(self._chart.lines, self._tones, strict=True)):
@@ -49,8 +49,8 @@ class RatePlot(Plot):
 
     def _draw_rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
         every = [point for line in lines for point in line.points]
-        values = log_axis([v for point in every for v in (point.value, point.low, point.high) if v], size[1])
-        rates = rate_axis([point.x for point in every])
+        values = make_log_axis([v for point in every for v in (point.value, point.low, point.high) if v], size[1])
+        rates = make_rate_axis([point.x for point in every])
         margin = max(len(label) for label in values.labels) + 2
         column = (rates.upper - rates.lower) / max(1, size[0] - margin)
         canvas = Canvas(size)
@@ -67,7 +67,7 @@ class RatePlot(Plot):
             self._draw_line(canvas, line, points, style)
         for index, line, points, style in drawn:
             for at, point in zip(points, line.points, strict=True):
-                canvas.dot(at, self._point_sign(index, point.mark), style)
+                canvas.dot(at, self._choose_point_sign(index, point.mark), style)
         return canvas.rows(rates, values, styles["dim"])
 
     def _draw_line(self, canvas: Canvas, line: Line, points: Sequence[Point], style: Style) -> None:
@@ -81,7 +81,7 @@ class RatePlot(Plot):
     def _choose_stroke(self, letter: str) -> str:
         return letter if self.marker == "letters" else self.marker
 
-    def _point_sign(self, index: int, mark: str) -> str:
+    def _choose_point_sign(self, index: int, mark: str) -> str:
         """Without color the line's letter, as a capital where the point is not clear."""
         sign = self.sign(index, SIGNS[mark])
         return sign.upper() if mark and self.marker == "letters" else sign
@@ -92,7 +92,7 @@ def _place_points(line: Line, aside: float) -> list[Point]:
     return [(math.log10(point.x) + aside, math.log10(point.value)) for point in line.points]
 
 
-def rate_axis(rates: Sequence[float]) -> Axis:
+def make_rate_axis(rates: Sequence[float]) -> Axis:
     """Log10 positions of the rates, each labeled, with room at both ends."""
     grid = sorted(set(rates))
     low, high = math.log10(grid[0]), math.log10(grid[-1])
@@ -100,7 +100,7 @@ def rate_axis(rates: Sequence[float]) -> Axis:
     return Axis(low - room, high + room, tuple(map(math.log10, grid)), tuple(f"{rate:g}" for rate in grid))
 
 
-def log_axis(values: Sequence[float], rows: int) -> Axis:
+def make_log_axis(values: Sequence[float], rows: int) -> Axis:
     """Log10 bounds around the values, with ticks at round numbers in at most two of three rows."""
     low, high = math.log10(min(values)), math.log10(max(values))
     room = max(0.05 * (high - low), 0.05)

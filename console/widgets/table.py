@@ -132,8 +132,8 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
     def text(self) -> list[str]:
         """Header and rows as drawn, without style."""
         width = self.room
-        header = [self._header_strip(y, width).text for y in range(self.header_height)]
-        return header + [self._row_strip(row, width, False).text for row in self.rows]
+        header = [self._make_header_strip(y, width).text for y in range(self.header_height)]
+        return header + [self._make_row_strip(row, width, False).text for row in self.rows]
 
     @property
     def header_height(self) -> int:
@@ -147,7 +147,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         wanted = wanted.removeprefix("!").strip()
         if not wanted:
             return self._all
-        return tuple(row for row in self._all if (wanted in _row_text(row).lower()) is not inverse)
+        return tuple(row for row in self._all if (wanted in _join_row_text(row).lower()) is not inverse)
 
     def _swap_rows(self, rows: tuple[Row, ...], everything: bool) -> None:
         before, key = self.rows, self.cursor_key
@@ -172,7 +172,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         line = y + self.header_height - self.scroll_offset.y
         if old == new or not self.header_height <= line < self.size.height:
             return []
-        spans = span_columns(self.columns, self.room)
+        spans = measure_columns(self.columns, self.room)
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
@@ -200,24 +200,24 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             text = empty if y == 0 else ""
             return Strip([Segment(text, self._styles["dim"])]).adjust_cell_length(width).apply_style(self.rich_style)
         if y < self.header_height:
-            return self._header_strip(y, width).apply_style(self.rich_style)
+            return self._make_header_strip(y, width).apply_style(self.rich_style)
         index = y - self.header_height + self.scroll_offset.y
         if not 0 <= index < len(self.rows):
             return Strip.blank(self.size.width, self.rich_style)
         here = index == self._cursor and self.has_focus
-        return self._row_strip(self.rows[index], width, here).apply_style(self.rich_style)
+        return self._make_row_strip(self.rows[index], width, here).apply_style(self.rich_style)
 
-    def _header_strip(self, y: int, width: int) -> Strip:
+    def _make_header_strip(self, y: int, width: int) -> Strip:
         self._prepare_styles()
         parts: list[Segment] = []
-        for column, (_, size) in zip(self.columns, span_columns(self.columns, width), strict=True):
+        for column, (_, size) in zip(self.columns, measure_columns(self.columns, width), strict=True):
             text = (column.title, column.unit)[y]
             style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
             parts += [*(Segment(part, style) for part, _ in _fit_cell(((text, ""),), size, column.left))]
             parts.append(Segment(" " * GAP))
         return Strip(parts).adjust_cell_length(width)
 
-    def _row_strip(self, row: Row, width: int, here: bool) -> Strip:
+    def _make_row_strip(self, row: Row, width: int, here: bool) -> Strip:
         self._prepare_styles()
         spans = fit_row(self.columns, row.cells, width)
         strip = Strip([Segment(text, self._styles.get(tone)) for text, tone in spans]).adjust_cell_length(width)
@@ -278,7 +278,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._go_to(self._cursor)  # the row under the cursor stays in view
 
 
-def span_columns(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
+def measure_columns(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
     """Where each column starts and how wide it is."""
     fixed = sum(column.width for column in columns) + GAP * max(0, len(columns) - 1)
     extra = max(0, width - fixed) // max(1, sum(column.flex for column in columns))
@@ -293,7 +293,7 @@ def span_columns(columns: Sequence[Column], width: int) -> list[tuple[int, int]]
 def fit_row(columns: Sequence[Column], cells: Sequence[Cell], width: int) -> Cell:
     """The cells side by side, each as wide as its column. Long ones run on over empty cells: text to the right, a
     number to the left."""
-    sizes = [size for _, size in span_columns(columns, width)]
+    sizes = [size for _, size in measure_columns(columns, width)]
     for index in range(2, len(columns)):
         missing = count_columns(cells[index]) - sizes[index]
         if not columns[index].left and missing > 0 and not count_columns(cells[index - 1]):
@@ -338,7 +338,7 @@ def flow_entries(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
     return tuple(map(tuple, lines))
 
 
-def _row_text(row: Row) -> str:
+def _join_row_text(row: Row) -> str:
     return " ".join((*(text for content in row.cells for text, _ in content), row.also))
 
 

@@ -12,7 +12,7 @@ from textual.strip import Strip
 
 from console import format as say
 from console.glyphs import Glyphs
-from console.series import Point, time_axis
+from console.series import Point, make_time_axis
 from console.widgets.drawing import Drawing, place_labels
 
 NAME_WIDTH = (6, 14)
@@ -82,7 +82,7 @@ class Timeline(Drawing):
         return [_make_strip(line, styles).adjust_cell_length(width) for line in lines]
 
 
-def lines_for(bands: int, tall: int = TALLEST) -> int:
+def count_band_lines(bands: int, tall: int = TALLEST) -> int:
     """Lines that this many bands of this height need, with their arrows, scale and axis."""
     return bands * tall + max(0, bands - 1) + 2
 
@@ -92,8 +92,8 @@ def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[li
     bands = scene.bands[: height - 2]
     names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) + 1 for band in bands)))
     columns = max(1, width - names)
-    apart = lines_for(len(bands), 1) <= height
-    tall = max(1, min(TALLEST, (height - lines_for(len(bands), 0)) // len(bands))) if apart else 1
+    apart = count_band_lines(len(bands), 1) <= height
+    tall = max(1, min(TALLEST, (height - count_band_lines(len(bands), 0)) // len(bands))) if apart else 1
     levels = [_find_levels(band, scene, columns) for band in bands]
     top = max((value for row in levels for value in row if value is not None), default=0)
     canvas: _Canvas = []
@@ -101,7 +101,7 @@ def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[li
         if index and apart:
             canvas.append([(" ", "")] * columns)
         tones = [HOT_TONE if _is_hot(value, scene.hot_above) else band.tone for value in row]
-        canvas += [[(_level_sign(value, top, tall, tall - 1 - line, glyphs), tone)
+        canvas += [[(_draw_level(value, top, tall, tall - 1 - line, glyphs), tone)
                     for value, tone in zip(row, tones, strict=True)] for line in range(tall)]  # fmt: skip
     first = [index * (tall + apart) for index in range(len(bands))]
     for arrow in scene.arrows:
@@ -109,11 +109,11 @@ def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[li
         if 0 <= column < columns and arrow.source != arrow.target and max(arrow.source, arrow.target) < len(bands):
             _draw_arrow(canvas, arrow, column, first, tall, apart)
     labels = _label_bands(bands, first, tall)
-    lines = [_scale_text(top, len(scene.bands) - len(bands), scene.hot_above)]
+    lines = [_describe_scale(top, len(scene.bands) - len(bands), scene.hot_above)]
     for number, line in enumerate(canvas):
         text, tone = labels.get(number, ("", ""))
         lines.append([(text[: names - 1].ljust(names), tone), *line])
-    return [*lines, [(" " * names, ""), (_times_text(scene, columns), "dim")]]
+    return [*lines, [(" " * names, ""), (_draw_times(scene, columns), "dim")]]
 
 
 def _find_levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
@@ -134,7 +134,7 @@ def _is_hot(value: int | None, hot_above: float | None) -> bool:
     return value is not None and hot_above is not None and value > hot_above
 
 
-def _level_sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
+def _draw_level(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
     """One column on one line of a band: eighths of a character; nothing pending is a low line, not sampled a blank."""
     if value is None:
         return " "
@@ -168,15 +168,15 @@ def _label_bands(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict
     return labels
 
 
-def _scale_text(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
+def _describe_scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
     more = "" if not left_out else f", {left_out} more instance{'s have' if left_out > 1 else ' has'} no room"
     hot = [(f", hot above {say.tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
     return [(f"pending prefill, full height {say.tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 
 
-def _times_text(scene: Scene, columns: int) -> str:
+def _draw_times(scene: Scene, columns: int) -> str:
     """Clock times under the columns they belong to, as many as fit without touching."""
-    axis = time_axis(scene.start, scene.end, columns)
+    axis = make_time_axis(scene.start, scene.end, columns)
     scale = columns / max(scene.end - scene.start, 1e-9)
     return place_labels(((int((tick - scene.start) * scale), label)
                          for tick, label in zip(axis.ticks, axis.labels, strict=True)), columns)  # fmt: skip

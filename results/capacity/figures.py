@@ -9,12 +9,12 @@ import pandas as pd
 
 from results.capacity.analyze import CapacityAnalysis
 from results.capacity.report import FIGURE, name_outcome
-from results.capacity.search import best_split, describe_withheld
-from results.measures.summary import bounded_columns
+from results.capacity.search import choose_best_split, describe_withheld
+from results.measures.summary import make_bounded_columns
 from results.records.count import format_count
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Figure, has_values
-from results.report.ink import plain_ticks, sheet
+from results.report.ink import set_plain_ticks, sheet
 from results.report.marks import column, draw_line
 from results.report.policy_pens import assign_pens
 from results.statistics.judgement import Outcome
@@ -46,7 +46,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
     """A row per policy, number of instances and limit."""
     for policy in analysis.policies:
         for count in sorted({size.instances for size in policy.points}):
-            size = best_split(policy.points, count)
+            size = choose_best_split(policy.points, count)
             point = policy.points[size]
             for limit in analysis.limits:
                 estimate = point.estimates[limit.name]
@@ -56,7 +56,7 @@ def _list_rows(analysis: CapacityAnalysis) -> Iterator[dict[str, object]]:
                     "size": size.text,
                     "metric": limit.title,
                     "limit_s": limit.limit_s,
-                    **bounded_columns("value", estimate),
+                    **make_bounded_columns("value", estimate),
                     "reason": estimate.reason or "",
                     "objective": name_outcome(point),
                     "simulated": analysis.facts.simulated,
@@ -79,7 +79,7 @@ def draw_capacity(figure: Figure) -> Drawing:
             axes.plot(at[holds], value[holds], "o", color=pen.color, markerfacecolor="none", markersize=11)
             ends += [Named(at[-1], value[-1], label, pen.color, pen.marker)] if at.size else []
         axes.axhline(limit_s, color="black", linewidth=0.9, linestyle=(0, (4, 2)))
-        plain_ticks(axes, "y", [*rows["value"], limit_s])
+        set_plain_ticks(axes, "y", [*rows["value"], limit_s])
         axes.set_title(f"{name} (s), limit {limit_s:g} s", loc="left")
         axes.set_xlabel("instances")
         axes.xaxis.get_major_locator().set_params(integer=True)

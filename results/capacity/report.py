@@ -6,16 +6,16 @@ import statistics
 from collections.abc import Iterator
 
 from results.capacity.analyze import CapacityAnalysis, PolicyCapacity
-from results.capacity.search import Assessed, Size, best_split, describe_withheld
-from results.capacity.slo import Limit, title_of
+from results.capacity.search import Assessed, Size, choose_best_split, describe_withheld
+from results.capacity.slo import Limit, name_limit
 from results.records.count import format_count
 from results.records.estimate import figure
 from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
-from results.report.engine_gates import describe_gates, gates_table
+from results.report.engine_gates import describe_gates, make_gates_table
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page
-from results.report.table import Column, Table, gap_table, make_table
+from results.report.table import Column, Table, make_gap_table, make_table
 from results.statistics.estimates import LEVEL
 from results.statistics.judgement import TRIALS_REMEDY, Outcome
 from results.statistics.trials import MIN_PAIRED
@@ -42,7 +42,7 @@ def name_outcome(point: Assessed) -> str:
 
 def build_page(analysis: CapacityAnalysis) -> Page:
     answers, questions = list[PageAnswer](), list[OpenQuestion]()
-    for policy in sorted(analysis.policies, key=_order):
+    for policy in sorted(analysis.policies, key=_rank_policy):
         text = describe_answer(policy)
         if policy.answer.unfinished is not None or policy.answer.fewest is None:
             unfinished = policy.answer.unfinished is not None
@@ -69,7 +69,7 @@ def build_page(analysis: CapacityAnalysis) -> Page:
     return fit_page(page)
 
 
-def _order(policy: PolicyCapacity) -> int:
+def _rank_policy(policy: PolicyCapacity) -> int:
     """Sort key: the number of instances."""
     fewest = policy.answer.fewest
     return policy.search.most + 1 if fewest is None else fewest.instances
@@ -86,7 +86,7 @@ def describe_answer(policy: PolicyCapacity) -> str:
     parts = [f"{answer.fewest.phrase} {_state_outcome(answer.fewest, held)} ({_describe_values(held)})"]
     fewer = answer.fewest.instances - 1
     if any(size.instances == fewer for size in policy.points):
-        below = best_split(policy.points, fewer)
+        below = choose_best_split(policy.points, fewer)
         point = policy.points[below]
         parts.append(f"{below.text} {_state_outcome(below, point)} ({_describe_values(point)})")
     if answer.possible is not None and answer.possible != answer.fewest:
@@ -106,7 +106,7 @@ def _describe_none(policy: PolicyCapacity) -> str:
     none = f"no size of up to {Size(policy.search.most).phrase}"
     if not policy.points:
         return f"{none} holds it"
-    largest = best_split(policy.points, max(policy.points).instances)
+    largest = choose_best_split(policy.points, max(policy.points).instances)
     point, possible = policy.points[largest], policy.answer.possible
     why = describe_withheld(point.traces)
     at = f"at {largest.text}, {_describe_values(point)}"
@@ -138,7 +138,7 @@ def _describe_values(point: Assessed) -> str:
     for name, estimate in point.estimates.items():
         why = "" if estimate.low is not None else f" (no interval: {estimate.reason})"
         shown = "never reached" if estimate.value is None else f"{estimate.text(3)} s"
-        texts.append(f"{title_of(name)} {shown}{why}")
+        texts.append(f"{name_limit(name)} {shown}{why}")
     return ", ".join(texts)
 
 
@@ -189,10 +189,12 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
     return ReportText(
         f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
         (
-            gates_table(analysis.engine_gates),
-            make_table("Fewest instances", _ANSWERS, sorted(analysis.policies, key=_order), _note_needed(analysis)),
+            make_gates_table(analysis.engine_gates),
+            make_table(
+                "Fewest instances", _ANSWERS, sorted(analysis.policies, key=_rank_policy), _note_needed(analysis)
+            ),
             _build_points(analysis),
-            *([gap_table(analysis.gaps)] if analysis.gaps else []),
+            *([make_gap_table(analysis.gaps)] if analysis.gaps else []),
         ),
         tuple(_list_limits(analysis)),
     )
@@ -203,7 +205,7 @@ def _build_points(analysis: CapacityAnalysis) -> Table:
         Column("policy", lambda row: row[0].label),
         Column("instances", lambda row: row[1].text),
         Column("objective", lambda row: name_outcome(row[0].points[row[1]])),
-        *(_limit_column(limit) for limit in analysis.limits),
+        *(_make_limit_column(limit) for limit in analysis.limits),
         Column("turns completed", lambda row: _share_completed(*row), "%", 4, 100),
     )
     rows = [(policy, size) for policy in analysis.policies for size in policy.points]
@@ -213,7 +215,7 @@ def _build_points(analysis: CapacityAnalysis) -> Table:
     return make_table("Points", columns, rows, note)
 
 
-def _limit_column(limit: Limit) -> Column[tuple[PolicyCapacity, Size]]:
+def _make_limit_column(limit: Limit) -> Column[tuple[PolicyCapacity, Size]]:
     return Column(limit.title, lambda row: row[0].points[row[1]].estimates[limit.name], "s", 3)
 
 

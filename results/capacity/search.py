@@ -17,7 +17,7 @@ from results.capacity.slo import Limit
 from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import Outcome
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.launch_fit import estimate_mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 UNSERVED = 1e3
@@ -121,7 +121,7 @@ def _estimate(values: Sequence[float | None]) -> Estimate:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return unknown(f"in {len(values) - len(known)} of {len(values)} traces the turns at it were not completed")
-    logs = mean_over_launches([math.log(value) for value in known])
+    logs = estimate_mean_over_launches([math.log(value) for value in known])
     if len(known) < MIN_PAIRED:
         why = _describe_few(len(known))
         return replace(logs.transform(math.exp), reason=why)
@@ -164,7 +164,7 @@ def trace_path(search: Search, points: Mapping[Size, Assessed]) -> tuple[tuple[S
 def answer(search: Search, points: Mapping[Size, Assessed]) -> Answer:
     """The answer of the points, whether or not the search is over."""
     _, unfinished = trace_path(search, points)
-    best = {count: best_split(points, count) for count in sorted({size.instances for size in points})}
+    best = {count: choose_best_split(points, count) for count in sorted({size.instances for size in points})}
     known = {count: points[size] for count, size in best.items()}
     holding = [count for count, point in known.items() if point.outcome is Outcome.HOLDS]
     fewest = best[holding[0]] if holding else None
@@ -186,7 +186,7 @@ def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assesse
         return unknown(none_holds, traces)
     low, high = known.possible.instances, None if known.fewest is None else known.fewest.instances
     counts = sorted({size.instances for size in points if low <= size.instances < (high or search.end)})
-    value = next((count for count in counts if points[best_split(points, count)].distance <= 0), high)
+    value = next((count for count in counts if points[choose_best_split(points, count)].distance <= 0), high)
     reason = none_holds if high is None else None
     if traces < MIN_PAIRED:
         few = _describe_few(traces)
@@ -197,7 +197,7 @@ def estimate_needed(search: Search, known: Answer, points: Mapping[Size, Assesse
     return Estimate(value, low, high, traces, reason, f"over {traces} traces", traces)
 
 
-def best_split(points: Mapping[Size, Assessed], count: int) -> Size:
+def choose_best_split(points: Mapping[Size, Assessed], count: int) -> Size:
     """Take a size with this many instances that holds the objective, else an undecided one, else the nearest.
 
     Of several it takes the nearest: a split that misses it for certain may be nearer on average than an undecided one.
@@ -264,7 +264,7 @@ def _settle_count(
             if points[size].outcome is Outcome.HOLDS:
                 return points[size], None
         if low == high:
-            return points[best_split(points, count)], None
+            return points[choose_best_split(points, count)], None
         if points[Size(count, middle)].distance <= points[Size(count, middle + 1)].distance:
             high = middle
         else:

@@ -27,10 +27,10 @@ class Limit:
 
     @property
     def title(self) -> str:
-        return title_of(self.name)
+        return name_limit(self.name)
 
 
-def title_of(name: str) -> str:
+def name_limit(name: str) -> str:
     """As tables and figures show the limit with this name."""
     metric, _, percentile = name.rpartition("_")
     return f"{METRICS[f'{metric}_s'].title} {percentile}"

@@ -21,7 +21,7 @@ from results.capacity.search import Answer
 from results.records.declaration import pick_fields
 from results.records.layout import RunLayout
 from results.report.content import Report
-from results.report.document import report_title
+from results.report.document import format_report_title
 from results.report.documents import name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_analysis
@@ -38,12 +38,12 @@ def write_results(root: Path) -> CapacityAnalysis:
 
 def build_outputs(analysis: CapacityAnalysis, layout: RunLayout) -> Outputs:
     figures = build_figures(analysis)
-    title = report_title(analysis.facts)
+    title = format_report_title(analysis.facts)
     return Outputs(
         aggregate=build_aggregate(analysis),
         rows=build_rows(analysis),
         verdicts=build_verdicts(analysis),
-        manifest=build_frame((_manifest_row(analysis, policy) for policy in analysis.policies), dtype=str),
+        manifest=build_frame((_make_manifest_row(analysis, policy) for policy in analysis.policies), dtype=str),
         report=Report(title, build_page(analysis), build_report(analysis), figures, "Points", {FIGURE: draw_capacity}),
     )
 
@@ -107,7 +107,7 @@ def build_rows(analysis: CapacityAnalysis) -> pd.DataFrame:
     )
 
 
-def _manifest_row(analysis: CapacityAnalysis, policy: PolicyCapacity) -> CapacityManifestRow:
+def _make_manifest_row(analysis: CapacityAnalysis, policy: PolicyCapacity) -> CapacityManifestRow:
     fewest = policy.answer.fewest
     return CapacityManifestRow(
         label=policy.label,

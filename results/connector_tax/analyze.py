@@ -24,21 +24,21 @@ from results.connector_tax.engine_changes import EngineChange, list_engine_chang
 from results.connector_tax.judged_cells import choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.launches import count_planned
-from results.connector_tax.manifest import manifest_rows
+from results.connector_tax.manifest import make_manifest_rows
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.read import Collected, collect_cells, step_samples
+from results.connector_tax.read import Collected, collect_cells, read_step_samples
 from results.connector_tax.saturation import describe_rate, fix_rates, judge_cells, reference_rates
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
-from results.connector_tax.tax import TaxRow, noise_floor, tax_table
+from results.connector_tax.tax import TaxRow, make_tax_rows, noise_floor
 from results.connector_tax.trends import Trend, follow_trends
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.drift import Drift
-from results.records.engine_faults import engine_fault_gaps
+from results.records.engine_faults import list_engine_fault_gaps
 from results.records.errors import ArtifactError, ResultsError
 from results.records.estimate import Estimate
 from results.records.frames import Gap
-from results.records.host import HostSample, find_disturbed, mean_work_us, read_host, share_slow
+from results.records.host import HostSample, compute_mean_work_us, compute_slow_share, find_disturbed, read_host
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.phase_names import CONFIRM
@@ -47,8 +47,8 @@ from results.records.run_folder import (
     PlannedCell,
     PreflightDecision,
     RunFacts,
-    missing_files,
-    preflight_decisions,
+    list_missing_files,
+    read_preflight_decisions,
     run_facts,
 )
 from results.records.skipped_cells import describe_skip, read_skipped
@@ -107,14 +107,14 @@ def analyze(root: Path) -> Analysis:
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)
-    decisions, preflight_gaps = preflight_decisions(root)
+    decisions, preflight_gaps = read_preflight_decisions(root)
     collected = collect_cells(root)
     rates, rate_gaps = _read_rates(root, facts, collected.summaries)
     skipped, skip_gaps = read_skipped(root)
-    manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries, skipped)
+    manifest, manifest_gaps = make_manifest_rows(root, facts, decisions, collected.summaries, skipped)
     judged = judge_cells(collected.summaries, rates.thresholds)
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
-    file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
+    file_gaps = [gap for layout in RunLayout(root).configs() for gap in list_missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
     cells = choose_cells(collected.summaries, rates, facts.shapes, facts.swept_shape)
     planned = count_planned(facts.cells)
@@ -129,11 +129,12 @@ def analyze(root: Path) -> Analysis:
     lines = follow_trends(measurements)
     verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
     kept_up = [cell for cell in collected.summaries if not cell.degraded]
-    taxes = tax_table(measurements, rates)
+    taxes = make_tax_rows(measurements, rates)
     changes = list_engine_changes(collected.summaries)
     artifact_gaps = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps, *skip_gaps)
     unmeasured, left_out = _find_unmeasured(facts, decisions, collected, rates, skipped)
     host = _read_load_samples(root, collected.summaries)
+    goodput_of = _make_goodput_reader(facts, collected.paths)
     return Analysis(
         facts=facts,
         cells=collected.summaries,
@@ -141,10 +142,10 @@ def analyze(root: Path) -> Analysis:
         rates=rates,
         taxes=taxes,
         noise_floor=noise_floor(measurements, rates),
-        launch_noise=measure_launch_noise(measurements, rates, mean_work_us(host)),
+        launch_noise=measure_launch_noise(measurements, rates, compute_mean_work_us(host)),
         manifest=manifest,
         decisions=decisions,
-        gaps=(*artifact_gaps, *rate_gaps, *unmeasured, *left_out, *engine_fault_gaps(root)),
+        gaps=(*artifact_gaps, *rate_gaps, *unmeasured, *left_out, *list_engine_fault_gaps(root)),
         decomposition=decomposition,
         additivity=additivity,
         amplification=amplify_taxes(measurements, rates),
@@ -153,12 +154,12 @@ def analyze(root: Path) -> Analysis:
         verdicts=verdicts,
         engine_changes=changes,
         attribution=attribute_taxes(taxes, cells, changes),
-        capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths), planned),
+        capacity=measure_capacity(collected.summaries, saturation, goodput_of, planned),
         criteria=judge_success(
             verdicts, facts, manifest, decisions, collected.summaries, artifact_gaps, unmeasured, left_out
         ),
         disturbed=tuple(one.cell for one in find_disturbed(host)),
-        slow=share_slow(host),
+        slow=compute_slow_share(host),
         samples=collected.samples,
     )
 
@@ -251,7 +252,7 @@ def _read_load_samples(root: Path, cells: Sequence[CellSummary]) -> tuple[HostSa
     )
 
 
-def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:
+def _make_goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:
     """Reads a cell's goodput; None where the plan has no SLO."""
     slo = Slo(**facts.slo)
     return (lambda cell: measure_goodput(paths[cell.path], slo)) if str(slo) else None
@@ -262,6 +263,6 @@ def _sample_reader(collected: Collected, timed: Collection[str]) -> Callable[[Ce
 
     def read(summary: CellSummary) -> Mapping[str, Samples]:
         samples = collected.samples[summary.path]
-        return {**samples, **step_samples(collected.paths[summary.path])} if summary.path in timed else samples
+        return {**samples, **read_step_samples(collected.paths[summary.path])} if summary.path in timed else samples
 
     return read

@@ -20,11 +20,11 @@ from results.connector_tax.engine_changes import EngineChange
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.step_durations import ALL_CALLBACKS, whole_step
-from results.measures.summary import percentile_name
+from results.measures.summary import name_percentile
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.statistics.estimates import divide
-from results.statistics.judgement import few_launches
+from results.statistics.judgement import explain_few_launches
 
 PREFILL_MEAN = "prefill_mean"
 
@@ -98,11 +98,11 @@ def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, change: Eng
     own = [cell for cell in here if cell.config == row.config]
     plain = [cell for cell in here if cell.config in (BASELINE, REPEAT)]
     points = ("p50", "mean", PREFILL_MEAN)
-    callbacks = {point: _mean_over_launches(own, ALL_CALLBACKS, point) for point in points}
-    steps = {point: _mean_over_launches(plain, step, point) for point in points}
+    callbacks = {point: _average_over_launches(own, ALL_CALLBACKS, point) for point in points}
+    steps = {point: _average_over_launches(plain, step, point) for point in points}
     shares = {point: divide(callbacks[point], steps[point]) for point in points}
     change = change or EngineChange(row.config, {}, (), "not recorded")
-    cause, reason = _find_cause(row, shares, change, _why_untimed(own, plain, step))
+    cause, reason = _find_cause(row, shares, change, _explain_untimed(own, plain, step))
     return Attribution(
         row=row,
         callbacks_p50_us=callbacks["p50"],
@@ -125,18 +125,18 @@ def _find_reach(metric: Metric, shares: Mapping[str, float | None]) -> float | N
     return max((share for point in points if (share := shares[point]) is not None), default=None)
 
 
-def _mean_over_launches(cells: Sequence[CellSummary], series: str, point: str) -> float | None:
-    values = [cell.value(percentile_name(series, point)) for cell in cells]
+def _average_over_launches(cells: Sequence[CellSummary], series: str, point: str) -> float | None:
+    values = [cell.value(name_percentile(series, point)) for cell in cells]
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
 
 
-def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:
+def _explain_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:
     for cells, series, whose in ((own, ALL_CALLBACKS, "its callbacks"), (plain, step, f"{BASELINE}'s steps")):
         if not cells:
             return f"{whose} were not measured at this load"
-        if _mean_over_launches(cells, series, "mean") is None:
-            return f"{whose}: {cells[0].estimate(percentile_name(series, 'mean')).reason}"
+        if _average_over_launches(cells, series, "mean") is None:
+            return f"{whose}: {cells[0].estimate(name_percentile(series, 'mean')).reason}"
     return ""
 
 
@@ -148,8 +148,10 @@ def _find_cause(
         return Cause.OPEN, tax.reason or "there is no tax"
     if untimed:
         return Cause.OPEN, untimed
-    if tax.low is None or tax.high is None or few_launches(tax.launches):
-        return Cause.UNDECIDED, row.withheld or few_launches(tax.launches) or tax.reason or "the tax has no interval"
+    if tax.low is None or tax.high is None or explain_few_launches(tax.launches):
+        return Cause.UNDECIDED, row.withheld or explain_few_launches(
+            tax.launches
+        ) or tax.reason or "the tax has no interval"
     reach = _find_reach(row.metric, shares)
     if reach is None:
         return Cause.OPEN, f"callbacks and steps of {BASELINE} have no common measure at this load"
@@ -168,7 +170,7 @@ def _find_cause(
     return Cause.NOT_ATTRIBUTABLE, where
 
 
-def attribution_table(rows: Sequence[Attribution]) -> Table:
+def make_attribution_table(rows: Sequence[Attribution]) -> Table:
     step = rows[0].step if rows else ""
     once = {(one.row.rate_per_s, one.row.shape, one.row.config, one.row.metric): one for one in reversed(rows)}
     note = (
@@ -182,7 +184,7 @@ def attribution_table(rows: Sequence[Attribution]) -> Table:
     return make_table("What of a tax its callbacks can account for", ATTRIBUTION_COLUMNS, shown, note)
 
 
-def _share_text(share: float | None) -> str:
+def _format_share(share: float | None) -> str:
     return NOT_MEASURED if share is None else format_percent(share, 2)
 
 
@@ -196,9 +198,9 @@ ATTRIBUTION_COLUMNS: tuple[Column[Attribution], ...] = (
     Column("callbacks p50", lambda one: one.callbacks_p50_us, "us", digits=3),
     Column("mean", lambda one: one.callbacks_mean_us, "us", digits=3),
     Column("plain's step p50", lambda one: one.plain_step_p50_us, "us", form=".0f"),
-    Column("of its p50", lambda one: _share_text(one.share_p50)),
-    Column("of its mean", lambda one: _share_text(one.share_mean)),
-    Column("of prefill", lambda one: _share_text(one.share_prefill)),
+    Column("of its p50", lambda one: _format_share(one.share_p50)),
+    Column("of its mean", lambda one: _format_share(one.share_mean)),
+    Column("of prefill", lambda one: _format_share(one.share_prefill)),
     Column("cause", lambda one: str(one.cause)),
     Column("why", lambda one: one.reason),
 )

@@ -22,8 +22,8 @@ from results.connector_tax.saturation_criteria import LIMITS
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import relate
-from results.measures.latency import TPOT, TTFT, metric_values
-from results.measures.requests import due_in_window
+from results.measures.latency import TPOT, TTFT, compute_metric_values
+from results.measures.requests import select_due_in_window
 from results.records.estimate import Estimate, figure, unknown
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import CellSaturation
@@ -193,9 +193,9 @@ def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:
     frame, gaps = read_cell_requests(cell_json, record)
     if frame is None:
         return unknown("; ".join(gap.reason for gap in gaps))
-    due = due_in_window(frame, record)
+    due = select_due_in_window(frame, record)
     completed = due[due["status"] == RequestStatus.OK.value]
-    values = metric_values(pa.Table.from_pandas(completed, preserve_index=False))
+    values = compute_metric_values(pa.Table.from_pandas(completed, preserve_index=False))
     met = np.ones(len(completed), dtype=np.bool_)
     if slo.ttft_s is not None:
         met &= values[TTFT.name] <= slo.ttft_s
@@ -265,7 +265,7 @@ def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative
     return Relative(change, judged(change), withheld(change, remedy=remedy))
 
 
-def capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
+def make_capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     """With goodput where the plan has an SLO."""
     objective = f"Goodput: requests with {slo}, per second, at the best rate." if str(slo) else NO_SLO
     note = (

@@ -13,17 +13,17 @@ from results.connector_tax.summary import Shape
 from results.connector_tax.tax import (
     RATIOS,
     Metric,
+    explain_unjudged,
     list_connectors,
     list_references,
     measure_tax,
     name_saturated,
-    why_unjudged,
 )
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE, ReferenceRates
 from results.statistics.estimates import LEVEL
-from results.statistics.judgement import TRIALS_REMEDY, Verdict, decisive, judged, withheld
+from results.statistics.judgement import TRIALS_REMEDY, Verdict, judged, withheld, withhold_bounds
 from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate, p_value, share, unmeasured
 
 FRAMEWORK = "noop_connector"
@@ -112,20 +112,22 @@ class TaxAmplification:
     """Why there is no verdict; empty where there is one."""
 
 
-def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
+def find_tax(
+    measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric
+) -> Measured:
     """The config's tax at a reference rate, in the shape of Phase A."""
-    load = reference_load(measurements, rates, reference)
+    load = find_reference_load(measurements, rates, reference)
     return unmeasured(load) if isinstance(load, str) else measure_tax(measurements, load, config, metric)
 
 
-def reference_load(measurements: Measurements, rates: ReferenceRates, reference: str) -> Load | str:
+def find_reference_load(measurements: Measurements, rates: ReferenceRates, reference: str) -> Load | str:
     """Phase A's load at `ref_safe` or `ref_load`, or why there is none."""
     matches = [load for load in measurements.loads if load.phase == "A" and reference in list_references(load, rates)]
     if matches:
         return matches[0]
     rate = rates.rate(reference)
     if rate is None:
-        return f"there is no {reference}: {rates.reason_for(reference)}"
+        return f"there is no {reference}: {rates.explain_rate(reference)}"
     return f"Phase A has no cell at {reference} ({rate:g} req/s)"
 
 
@@ -140,7 +142,7 @@ def decompose_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[
 
 
 def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, metric: Metric) -> Decomposition:
-    total, framework = (tax_at(measurements, rates, REF_SAFE, name, metric) for name in (config, FRAMEWORK))
+    total, framework = (find_tax(measurements, rates, REF_SAFE, name, metric) for name in (config, FRAMEWORK))
     return Decomposition(
         config=config,
         metric=metric,
@@ -148,18 +150,18 @@ def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, m
         framework=estimate(framework),
         implementation=estimate(combine(np.subtract, total, framework)),
         framework_share=share(framework, total, f"the tax of {config}"),
-        p_half=p_of_share(framework, total, FRAMEWORK_BELOW),
+        p_half=compute_p_of_share(framework, total, FRAMEWORK_BELOW),
     )
 
 
-def p_of_share(part: Measured, whole: Measured, share: float) -> float | None:
+def compute_p_of_share(part: Measured, whole: Measured, share: float) -> float | None:
     """Two-sided, of part / whole being this share: of part - share x whole being zero."""
     return p_value(combine(lambda top, bottom: top - share * bottom, part, whole))
 
 
-def nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Measured:
+def measure_nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Measured:
     """tax(mooncake_both) - tax(nixl_both) at ref_safe: 0.07 = 7 pp."""
-    taxes = (tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
+    taxes = (find_tax(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
     return combine(np.subtract, *taxes)
 
 
@@ -172,7 +174,7 @@ def add_up_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Add
 
 def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Additivity:
     mooncake, lmcache, multi = (
-        tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, LMCACHE, MULTI)
+        find_tax(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, LMCACHE, MULTI)
     )
     total = combine(np.add, mooncake, lmcache)
     excess = combine(np.subtract, multi, total)
@@ -188,13 +190,16 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
         relative_excess=relative,
         verdict=verdict,
         reason=reason,
-        p_limits=(p_of_share(excess, multi, -ADDITIVE_WITHIN), p_of_share(excess, multi, ADDITIVE_WITHIN)),
+        p_limits=(
+            compute_p_of_share(excess, multi, -ADDITIVE_WITHIN),
+            compute_p_of_share(excess, multi, ADDITIVE_WITHIN),
+        ),
     )
 
 
 def judge_sum(relative_excess: Estimate, remedy: str = TRIALS_REMEDY) -> tuple[Additive, str]:
     """The verdict by the interval of (multi - sum) / multi; where it is undecided, the reason."""
-    bounds = decisive(relative_excess, remedy)
+    bounds = withhold_bounds(relative_excess, remedy)
     low, high = bounds.low, bounds.high
     if low is None or high is None:
         return Additive.UNDECIDED, bounds.reason or "there is no interval"
@@ -221,7 +226,7 @@ def amplify_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Ta
 
 def _pair_loads(measurements: Measurements, rates: ReferenceRates) -> Iterator[tuple[Load, Load, str]]:
     """Loads of one shape at ref_safe and at ref_load, and the phase whose configs have both."""
-    safe, load = (reference_load(measurements, rates, name) for name in (REF_SAFE, REF_LOAD))
+    safe, load = (find_reference_load(measurements, rates, name) for name in (REF_SAFE, REF_LOAD))
     if isinstance(safe, Load) and isinstance(load, Load):
         yield safe, load, "A"
     primes = [load for load in measurements.loads if load.phase == "Bp"]
@@ -241,7 +246,7 @@ def _amplify(
     added = estimate(difference, level) if safe != load else unknown(same)
     if added.launches >= MIN_PAIRED and added.basis is not None:
         added = replace(added, basis=f"over {added.launches} launches, all configs together")
-    why = why_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""
+    why = explain_unjudged(name_saturated(measurements, load, config)) if added.value is not None else ""
     return TaxAmplification(
         config=config,
         shape=safe.shape,

@@ -22,7 +22,9 @@ def build_comparable(analysis: Analysis) -> Comparable:
         facts=analysis.facts,
         measures=(*_list_taxes(analysis), *_list_latencies(analysis, measurements)),
         judgements=analysis.verdicts,
-        stated={name: f"{describe_rate(rates.rate(name))}: {rates.reason_for(name)}" for name in (REF_SAFE, REF_LOAD)},
+        stated={
+            name: f"{describe_rate(rates.rate(name))}: {rates.explain_rate(name)}" for name in (REF_SAFE, REF_LOAD)
+        },
         loads=name_loads(rates, analysis.taxes, analysis.trends),
     )
 

@@ -24,7 +24,7 @@ from results.statistics.estimates import LEVEL, Samples
 from results.statistics.trials import SPREAD
 
 StepsOf = Callable[[CellSummary], Mapping[str, Samples]]
-"""Reads a cell's step series (`results.connector_tax.read.step_samples`)."""
+"""Reads a cell's step series (`results.connector_tax.read.read_step_samples`)."""
 
 CDF_SERIES: Mapping[str, str] = {
     LATENCY: "whole engine step",
@@ -44,68 +44,69 @@ _RANGE = "range of the trials"
 _SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired below"
 
 
-def latency_by_rate(analysis: Analysis, number: int, latency: str) -> Figure:
+def make_latency_by_rate(analysis: Analysis, number: int, latency: str) -> Figure:
     """Figures 1 and 2: of `TTFT` and of `TPOT`."""
     name, value = f"{latency} p90", f"{latency.lower()}_p90_s"
     title = f"{name} by send rate, Phase A"
-    cells = _phase_a(analysis)
-    table = pd.DataFrame(_rate_rows(analysis, cells, {value: value}))
+    cells = _select_phase_a(analysis)
+    table = pd.DataFrame(_make_rate_rows(analysis, cells, {value: value}))
     if not has_values(table, value):
-        return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
+        return Figure(number, title, missing=_explain_no_curve(analysis, cells, name))
     caption = (
-        f"{name} in ms of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
-        f"({_limit_text(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points "
-        f"at one rate are set apart sideways around plain's, which is at the rate itself.{name_absent(analysis)}"
+        f"{name} in ms of requests due in the measured window, {_describe_shapes(cells)}. {_bar_text(table)} "
+        f"{_SATURATED} ({_describe_limits(analysis)}). Hollow marks are degraded cells: the client could not keep its "
+        "schedule. Points at one rate are set apart sideways around plain's, which is at the rate itself."
+        f"{name_absent(analysis)}"
     )
-    return Figure(number, title, caption, table, _reference_lines(analysis))
+    return Figure(number, title, caption, table, _collect_reference_lines(analysis))
 
 
-def throughput_by_rate(analysis: Analysis) -> Figure:
+def make_throughput_by_rate(analysis: Analysis) -> Figure:
     title = "Achieved by requested throughput, Phase A"
-    cells = _phase_a(analysis)
+    cells = _select_phase_a(analysis)
     values = {"achieved_per_s": "effective_throughput_per_s", "ratio": "throughput_ratio"}
-    table = pd.DataFrame(_rate_rows(analysis, cells, values))
+    table = pd.DataFrame(_make_rate_rows(analysis, cells, values))
     if not has_values(table, "achieved_per_s"):
-        return Figure(3, title, missing=_why_no_curve(analysis, cells, "throughput"))
+        return Figure(3, title, missing=_explain_no_curve(analysis, cells, "throughput"))
     knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
-        f"{begin_sentence('effective throughput')}, against the requested rate, {_shape_text(cells)}, "
+        f"{begin_sentence('effective throughput')}, against the requested rate, {_describe_shapes(cells)}, "
         f"{describe_launches(table['trials'])}. On the dashed line y = x the engine keeps up. A ring marks a cell in "
         "which criterion 1 fired; the knees beside are by any criterion "
-        f"({_limit_text(analysis)}). Below: the throughput ratio, which the specification judges, on an axis that does "
-        "not begin at 0, with its limit; criterion 1 judges the cohort ratio instead, so that a point below the limit "
-        f"may have no ring.{name_absent(analysis)}"
+        f"({_describe_limits(analysis)}). Below: the throughput ratio, which the specification judges, on an axis that "
+        "does not begin at 0, with its limit; criterion 1 judges the cohort ratio instead, so that a point below the "
+        f"limit may have no ring.{name_absent(analysis)}"
     )
-    lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
+    lines = _collect_reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)
 
 
-def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
+def make_step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     """Figure 6: reads the steps of the Phase A cells at ref_safe."""
     title = "Time per engine step at ref_safe, Phase A"
     safe = analysis.rates.ref_safe_per_s
     if safe is None:
         return Figure(6, title, missing=f"there is no ref_safe: {analysis.rates.ref_safe_reason}")
-    cells = [cell for cell in _phase_a(analysis) if is_at_rate(cell.rate_per_s, safe)]
+    cells = [cell for cell in _select_phase_a(analysis) if is_at_rate(cell.rate_per_s, safe)]
     if not cells:
         return Figure(6, title, missing=f"no cell of Phase A was measured at {safe:g} req/s")
     timed = [cell for cell in cells if cell.step_timing.get("available", False) and not cell.degraded]
-    table = pd.DataFrame(_cdf_rows(timed, steps_of))
+    table = pd.DataFrame(_make_cdf_rows(timed, steps_of))
     if table.empty:
-        return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_why_untimed(cells)}")
+        return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_explain_untimed(cells)}")
     without = sorted({cell.config for cell in cells} - set(table["config"]), key=rank_config)
     whole = _WHOLE_STEP[whole_step(cell.step_timing for cell in timed)]
     caption = (
         f"Share of the non-empty steps in the measured window that took at most this long (us), at {safe:g} req/s, "
-        f"{_shape_text(cells)}; {_pooled_text(timed)}. Left: {whole}. Right: Scheduler.schedule() alone, the "
+        f"{_describe_shapes(cells)}; {_describe_pooled(timed)}. Left: {whole}. Right: Scheduler.schedule() alone, the "
         "specification's step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie "
         "beyond the axis." + (f" No step timing: {', '.join(without)}." if without else "") + name_absent(analysis)
     )
     return Figure(6, title, caption, table)
 
 
-def _pooled_text(cells: Sequence[CellSummary]) -> str:
+def _describe_pooled(cells: Sequence[CellSummary]) -> str:
     """The number of launches that the steps are of."""
     launches = describe_launches(Counter(cell.config for cell in cells).values())
     if len({cell.trial for cell in cells}) > 1:
@@ -128,17 +129,19 @@ def describe_launches(counts: Iterable[int]) -> str:
     return f"{ends} {'launch' if ends == '1' else 'launches'} per config"
 
 
-def reference_text(analysis: Analysis, name: str) -> str:
+def describe_reference(analysis: Analysis, name: str) -> str:
     """`ref_safe (4 req/s)`, or that there is none."""
     rate = analysis.rates.rate(name)
-    return f"{name} ({rate:g} req/s)" if rate is not None else f"no {name}: {analysis.rates.reason_for(name)}"
+    return f"{name} ({rate:g} req/s)" if rate is not None else f"no {name}: {analysis.rates.explain_rate(name)}"
 
 
-def _phase_a(analysis: Analysis) -> list[CellSummary]:
+def _select_phase_a(analysis: Analysis) -> list[CellSummary]:
     return [cell for cell in analysis.cells if cell.phase == "A"]
 
 
-def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping[str, str]) -> list[dict[str, object]]:
+def _make_rate_rows(
+    analysis: Analysis, cells: Sequence[CellSummary], values: Mapping[str, str]
+) -> list[dict[str, object]]:
     """A row per config and rate; `values`: column to the value of a cell that it shows, the first with its bounds."""
     groups: dict[tuple[str, float], list[CellSummary]] = defaultdict(list)
     for cell in cells:
@@ -182,7 +185,7 @@ def _judge_trials(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[boo
     return saturated, tuple(sorted(fired))
 
 
-def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str, object]]:
+def _make_cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     by_config: dict[str, list[Mapping[str, Samples]]] = defaultdict(list)
     for cell in cells:
@@ -202,7 +205,7 @@ def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str,
     return rows
 
 
-def _why_untimed(cells: Sequence[CellSummary]) -> str:
+def _explain_untimed(cells: Sequence[CellSummary]) -> str:
     reasons = dict.fromkeys(
         f"degraded: {cell.degraded}"
         if cell.degraded
@@ -212,11 +215,11 @@ def _why_untimed(cells: Sequence[CellSummary]) -> str:
     return "; ".join(reasons)
 
 
-def _why_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -> str:
+def _explain_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -> str:
     return f"no cell of Phase A has a {name}" if cells else f"no cell of Phase A was measured.{name_absent(analysis)}"
 
 
-def _shape_text(cells: Sequence[CellSummary]) -> str:
+def _describe_shapes(cells: Sequence[CellSummary]) -> str:
     shapes = sorted({cell.shape for cell in cells})
     return ", ".join(f"{shape.input_tokens} tokens in and {shape.output_tokens} out" for shape in shapes)
 
@@ -230,7 +233,7 @@ def _bar_text(table: pd.DataFrame) -> str:
     return f"Bars: {' or '.join(kinds)}{mean}; {launches}."
 
 
-def _limit_text(analysis: Analysis) -> str:
+def _describe_limits(analysis: Analysis) -> str:
     limit = analysis.rates.thresholds
     return (
         f"1: cohort ratio < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "
@@ -238,6 +241,6 @@ def _limit_text(analysis: Analysis) -> str:
     )
 
 
-def _reference_lines(analysis: Analysis) -> dict[str, float]:
+def _collect_reference_lines(analysis: Analysis) -> dict[str, float]:
     rates = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
     return {name: rate for name, rate in rates.items() if rate is not None}

@@ -18,7 +18,7 @@ from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report import marks
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import Pen, pens, percent, plain_ticks, rate_axis, sheet
+from results.report.ink import Pen, pens, percent, rate_axis, set_plain_ticks, sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +50,7 @@ def draw_latency(figure: Figure) -> Drawing:
         axes.plot(at[crossed], height[crossed], "x", color="black", markersize=9, markeredgewidth=1.4, zorder=5)
         ends += [Named(float(at[-1]), float(height[-1]), config, pen.color)] if len(at) else []
     shown = table[[value, f"{value}_low", f"{value}_high"]].to_numpy(dtype=np.float64).ravel() * 1e3
-    plain_ticks(axes, "y", shown[np.isfinite(shown)])
+    set_plain_ticks(axes, "y", shown[np.isfinite(shown)])
     axes.set_ylabel(f"{name.upper()} p90 (ms)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)  # above the names of the reference rates
     _draw_criteria(strip, table, marked)
@@ -111,7 +111,7 @@ def draw_throughput(figure: Figure) -> Drawing:
             panel.plot(x, height, **pen.line())
             panel.plot(x[short], height[short], "o", color=pen.color, markerfacecolor="none", markersize=11)
         ends += [Named(float(at[-1]), float(rows["achieved_per_s"].iloc[-1]), config, pen.color)] if len(at) else []
-    plain_ticks(axes, "y", marks.column(table, "achieved_per_s"), spread=2)
+    set_plain_ticks(axes, "y", marks.column(table, "achieved_per_s"), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     _list_knees(ratio, table)
@@ -156,7 +156,7 @@ def draw_cdf(figure: Figure) -> Drawing:
             panel.plot(rows["time_us"], rows["share"], markevery=(2 * index, 20), **pen.line())
         bulk = inside[(inside["share"] >= 0.005) & (inside["share"] <= 0.995)]["time_us"]
         panel.set_xlim(0.9 * bulk.min(), 1.15 * bulk.max())
-        plain_ticks(panel, "x", bulk, spread=2.5)
+        set_plain_ticks(panel, "x", bulk, spread=2.5)
         panel.set_xlabel(f"{name.removesuffix('_us')} (µs)")
         panel.set_title(CDF_SERIES[name], loc="left")
         panel.set_ylim(-0.01, 1.01)
@@ -199,7 +199,7 @@ def _note(row: Mapping[Any, Any]) -> str:
     return "" if is_distinguishable(str(row["verdict"])) else "n.d."
 
 
-def _tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
+def _make_tax_panels(figure: Figure, configs: Sequence[str], row_height: float) -> tuple[Drawing, dict[Metric, Axes]]:
     """A sheet with a panel per metric side by side, a row per config."""
     metrics = [metric for metric in TITLES if metric in set(figure.table["metric"])]
     drawing = sheet(2 + 3.2 * len(metrics), 1.2 + row_height * len(configs), figure.title)
@@ -219,7 +219,7 @@ def draw_taxes(figure: Figure) -> Drawing:
     """Figure 4: a panel per metric, a pair of bars per config."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
-    drawing, panels = _tax_panels(figure, configs, 0.48)
+    drawing, panels = _make_tax_panels(figure, configs, 0.48)
     ink = pens(configs, CONFIG_PENS)
     for metric, panel in panels.items():
         groups = []
@@ -248,11 +248,11 @@ def draw_heatmaps(figure: Figure) -> Drawing:
         panel.set_axis_off()
     for index, (panel, config) in enumerate(zip(panels.flat, configs, strict=False)):
         rows = table[table["config"] == config]
-        values = marks.grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
+        values = marks.pivot_grid_values(rows, "tax", ("input_tokens", "output_tokens"), (inputs, outputs))
         hatched, words = np.zeros_like(values), dict[tuple[int, int], str]()
         for row in rows.to_dict("records"):
             cell = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
-            words[cell] = _cell_text(row)
+            words[cell] = _format_tax_cell(row)
             hatched[cell] = row["saturated"] is True
         labels = ([str(tokens) for tokens in inputs], [str(tokens) for tokens in outputs])
         image = marks.draw_grid(panel, values, words, labels, reach=reach or 0.01, hatched=hatched)
@@ -267,7 +267,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     return drawing
 
 
-def _cell_text(row: Mapping[Any, Any]) -> str:
+def _format_tax_cell(row: Mapping[Any, Any]) -> str:
     """The tax; in parentheses where it is not distinguishable from zero."""
     if pd.isna(row["tax"]):
         return "saturated" if row["saturated"] else "not\nmeasured"
@@ -280,7 +280,7 @@ def draw_decomposition(figure: Figure) -> Drawing:
     """Figure 7: a panel per metric; per config the framework's part, the connector's, and the whole."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
-    drawing, panels = _tax_panels(figure, configs, 0.62)
+    drawing, panels = _make_tax_panels(figure, configs, 0.62)
     ink = [pens(configs, CONFIG_PENS)[name].color for name in configs]
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]
@@ -298,7 +298,7 @@ def draw_additivity(figure: Figure) -> Drawing:
     """Figure 8: a panel per metric; the two parts, their sum, and the stack with the band that is linear."""
     table = figure.table
     names = (*PARTS, SUM, WHOLE)
-    drawing, panels = _tax_panels(figure, ["sum of both" if name == SUM else name for name in names], 0.42)
+    drawing, panels = _make_tax_panels(figure, ["sum of both" if name == SUM else name for name in names], 0.42)
     ink = pens([*PARTS, WHOLE], CONFIG_PENS)
     for metric, panel in panels.items():
         rows = table[table["metric"] == metric]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from results.connector_tax.summary import CellSummary
-from results.measures.drift import Drift, drift_of
+from results.measures.drift import Drift, estimate_drift
 
 SERIES = ("ttft_p50_s", "tpot_p50_s")
 """Medians, the least noisy percentiles: a drift moves the whole distribution."""
@@ -31,7 +31,7 @@ def _measure_drift(series: str, cells: Sequence[CellSummary]) -> Drift:
         config: [[(cell.t_start_unix_s, cell.value(series) or 0.0) for cell in cells] for cells in repeats]
         for config, repeats in groups.items()
     }
-    return drift_of(series, timed, what, short="configs have a load that was measured twice")
+    return estimate_drift(series, timed, what, short="configs have a load that was measured twice")
 
 
 def _group_repeats(

@@ -80,7 +80,7 @@ def _show_setting(value: object) -> str:
     return str(value)
 
 
-def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
+def make_engine_changes_table(changes: Sequence[EngineChange]) -> Table:
     note = (
         "Read from vLLM's own configuration when the engine was made. Changed: what differs from plain's "
         f"(KV blocks and capacity from {format_percent(SAME_ROOM)} on). Of a GPU: the most memory in "

@@ -21,17 +21,17 @@ from results.connector_tax.combined_taxes import (
 from results.connector_tax.configs import BASELINE, rank_config
 from results.connector_tax.curve_figures import (
     describe_launches,
-    latency_by_rate,
+    describe_reference,
+    make_latency_by_rate,
+    make_step_cdf,
+    make_throughput_by_rate,
     name_absent,
-    reference_text,
-    step_cdf,
-    throughput_by_rate,
 )
-from results.connector_tax.read import step_samples
+from results.connector_tax.read import read_step_samples
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import OWN_RATE, RATIOS, Metric, TaxRow
 from results.measures.step_durations import STEP_SERIES
-from results.measures.summary import bounded_columns
+from results.measures.summary import make_bounded_columns
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
@@ -78,38 +78,38 @@ def _describe_bounds(estimates: Iterable[Estimate], *, alone: bool = False) -> s
     )
 
 
-def _few_text(rows: Iterable[TaxRow]) -> str:
+def _note_withheld(rows: Iterable[TaxRow]) -> str:
     why = next((row.withheld for row in rows if row.estimate.value is not None and row.withheld), "")
     return f" No verdict: {why}." if why else ""
 
 
-def tax_bars(analysis: Analysis) -> Figure:
+def make_tax_bars(analysis: Analysis) -> Figure:
     title = "Substrate tax at both reference rates"
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
-    table = _tax_table(rows)
+    table = _make_tax_frame(rows)
     if not has_values(table, "tax"):
-        return Figure(4, title, missing=_why_no_tax(analysis, rows))
+        return Figure(4, title, missing=_explain_no_tax(analysis, rows))
     bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
     caption = (
         "TTFT p90 and TPOT p90 of each config over those of plain, minus one (in %), at "
-        f"{reference_text(analysis, REF_SAFE)} "
-        f"and, pale, {reference_text(analysis, REF_LOAD)}. {bounds} What queueing adds to the tax is the difference "
-        'between the two bars: with its interval in the table "Amplification by load". A hatched bar is of a config or '
-        "a plain that is saturated at that rate: it holds its queue. A bar that would flatten the others is cut, with "
-        f"its numbers at the edge.{same}{name_absent(analysis)}"
+        f"{describe_reference(analysis, REF_SAFE)} "
+        f"and, pale, {describe_reference(analysis, REF_LOAD)}. {bounds} What queueing adds to the tax is the "
+        'difference between the two bars: with its interval in the table "Amplification by load". A hatched bar is of '
+        "a config or a plain that is saturated at that rate: it holds its queue. A bar that would flatten the others "
+        f"is cut, with its numbers at the edge.{same}{name_absent(analysis)}"
     )
     return Figure(4, title, caption, table)
 
 
-def shape_heatmaps(analysis: Analysis) -> Figure:
+def make_shape_heatmaps(analysis: Analysis) -> Figure:
     rows = [row for row in analysis.taxes if row.phase == "B" and row.metric == Metric.TTFT_P90]
     own = {row.shape: row.rate_per_s for row in rows if row.reference == OWN_RATE}
     title = "TTFT p90 tax by shape" if own else "TTFT p90 tax by shape at ref_safe"
-    table = _tax_table(rows)
+    table = _make_tax_frame(rows)
     if not has_values(table, "tax"):
-        return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
+        return Figure(5, title, missing=_explain_no_tax(analysis, rows, "B"))
     rates = " and ".join(f"{rate:g}" for rate in sorted({row.rate_per_s for row in rows} - set(own.values())))
     apart = "".join(f" ({shape} at {rate:g} req/s)" for shape, rate in own.items())
     launches = describe_launches(row.estimate.launches for row in rows if row.estimate.value is not None)
@@ -117,19 +117,19 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
         f"TTFT p90 over that of plain at the same shape, minus one (in %), at {rates} req/s{apart}; {launches}. Orange "
         "is more than plain, purple less, white none; parentheses hold a tax not distinguishable from zero. Hatched: "
         "the config or plain is saturated there, and the colors are scaled without it. The table has the bounds."
-        f"{_few_text(rows)}{name_absent(analysis)}"
+        f"{_note_withheld(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
 
 
-def decomposition_figure(analysis: Analysis) -> Figure:
+def make_decomposition_figure(analysis: Analysis) -> Figure:
     """Figure 7: the latencies as the report decomposes them, and the engine step where it was timed."""
     title = "Tax at ref_safe: the framework's part and the connector's own"
     known = [split for split in analysis.decomposition if split.implementation.value is not None]
     latencies = [split for split in known if split.metric in RATIOS]
     if not latencies:
         reasons = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
-        why = reasons[0] if reasons else _why_without(analysis, FRAMEWORK)
+        why = reasons[0] if reasons else _explain_config_without_tax(analysis, FRAMEWORK)
         return Figure(7, title, missing=f"the framework's part is the tax of {FRAMEWORK}: {why}")
     splits = sorted(known, key=lambda split: (str(split.metric), rank_config(split.config)))
     table = pd.DataFrame([_split_row(split) for split in splits])
@@ -138,7 +138,7 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     launches = describe_launches(split.total.launches for split in latencies if split.total.value is not None)
     caption = (
         f"Framework = {term('framework cost').meaning}, whose hooks do nothing; connector = "
-        f"{term('implementation cost').meaning}, at {reference_text(analysis, REF_SAFE)}; they add up to the whole "
+        f"{term('implementation cost').meaning}, at {describe_reference(analysis, REF_SAFE)}; they add up to the whole "
         f"tax. Side by side, each with its {format_percent(LEVEL)} {kind} ({launches}), as a stack would hide parts of "
         f"opposite sign. The split assumes that the framework costs every config what it costs {FRAMEWORK}."
         f"{'' if len(known) > len(latencies) else ' No panel of the engine step: no step timing.'}"
@@ -147,17 +147,17 @@ def decomposition_figure(analysis: Analysis) -> Figure:
     return Figure(7, title, caption.strip(), table)
 
 
-def additivity_figure(analysis: Analysis) -> Figure:
+def make_additivity_figure(analysis: Analysis) -> Figure:
     title = "Do the taxes of stacked connectors add up? (H4, at ref_safe)"
     sums = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
     if not sums:
-        why = next((row.reason for row in analysis.additivity if row.reason), "") or _why_unsummed(analysis)
+        why = next((row.reason for row in analysis.additivity if row.reason), "") or _explain_unsummed(analysis)
         return Figure(8, title, missing=f"it needs the taxes of {', '.join(PARTS)} and {WHOLE}: {why}")
     table = pd.DataFrame([line for row in sums for line in _sum_rows(row, analysis.taxes)])
     outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in sums)
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
-        f"{reference_text(analysis, REF_SAFE)}; the white bar is the sum of the first two. "
+        f"{describe_reference(analysis, REF_SAFE)}; the white bar is the sum of the first two. "
         f"{_describe_bounds((row.multi for row in sums), alone=True)} The shaded band is the measured tax of the stack "
         f"+- {format_percent(ADDITIVE_WITHIN)} of itself: the specification calls a sum inside it linear. {outcome}."
     )
@@ -168,8 +168,8 @@ def _split_row(split: Decomposition) -> dict[str, object]:
     return {
         "metric": str(split.metric),
         "config": split.config,
-        **bounded_columns("framework", split.framework),
-        **bounded_columns("connector", split.implementation),
+        **make_bounded_columns("framework", split.framework),
+        **make_bounded_columns("connector", split.implementation),
         "tax": split.total.value,
         "low": split.total.low,
         "high": split.total.high,
@@ -200,21 +200,21 @@ def _sum_rows(row: Additivity, taxes: Sequence[TaxRow]) -> list[dict[str, object
     ]
 
 
-def _why_unsummed(analysis: Analysis) -> str:
+def _explain_unsummed(analysis: Analysis) -> str:
     """Why each of the three configs that has no tax at ref_safe has none."""
     measured = {row.config for row in analysis.taxes if row.estimate.value is not None and row.reference == REF_SAFE}
     lacking = (config for config in (*PARTS, WHOLE) if config not in measured)
-    return "; ".join(f"{config}: {_why_without(analysis, config)}" for config in lacking)
+    return "; ".join(f"{config}: {_explain_config_without_tax(analysis, config)}" for config in lacking)
 
 
-def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
+def _make_tax_frame(rows: Iterable[TaxRow]) -> pd.DataFrame:
     ordered = sorted(
         rows, key=lambda row: (row.reference == REF_LOAD, str(row.metric), rank_config(row.config), row.shape)
     )
-    return pd.DataFrame([_tax_row(row) for row in ordered])
+    return pd.DataFrame([_make_tax_row(row) for row in ordered])
 
 
-def _tax_row(row: TaxRow) -> dict[str, object]:
+def _make_tax_row(row: TaxRow) -> dict[str, object]:
     estimate = row.estimate
     return {
         "reference": row.reference,
@@ -235,7 +235,7 @@ def _tax_row(row: TaxRow) -> dict[str, object]:
     }
 
 
-def _why_no_tax(analysis: Analysis, rows: Sequence[TaxRow], phase: str = "A") -> str:
+def _explain_no_tax(analysis: Analysis, rows: Sequence[TaxRow], phase: str = "A") -> str:
     reasons = dict.fromkeys(row.estimate.reason for row in rows if row.estimate.reason)
     if reasons:
         return "; ".join(map(str, reasons))
@@ -243,10 +243,10 @@ def _why_no_tax(analysis: Analysis, rows: Sequence[TaxRow], phase: str = "A") ->
         return f"{BASELINE} was not measured: there is nothing to compare with"
     if not any(cell.phase == phase and cell.config != BASELINE for cell in analysis.cells):
         return f"no cell of Phase {phase} was measured for a config other than {BASELINE}.{name_absent(analysis)}"
-    return f"{reference_text(analysis, REF_SAFE)}; {reference_text(analysis, REF_LOAD)}"
+    return f"{describe_reference(analysis, REF_SAFE)}; {describe_reference(analysis, REF_LOAD)}"
 
 
-def _why_without(analysis: Analysis, config: str) -> str:
+def _explain_config_without_tax(analysis: Analysis, config: str) -> str:
     decision = analysis.decisions.get(config)
     if decision is not None and not decision.included:
         return f"SKIP: {decision.reason}"
@@ -268,17 +268,17 @@ def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
 
     def steps_of(cell: CellSummary) -> Mapping[str, Samples]:
         try:
-            return step_samples(root / cell.path)
+            return read_step_samples(root / cell.path)
         except ArtifactError:  # the cell's record was removed since the analysis
             return dict.fromkeys(STEP_SERIES, np.empty(0))
 
     return (
-        latency_by_rate(analysis, 1, "TTFT"),
-        latency_by_rate(analysis, 2, "TPOT"),
-        throughput_by_rate(analysis),
-        tax_bars(analysis),
-        shape_heatmaps(analysis),
-        step_cdf(analysis, steps_of),
-        decomposition_figure(analysis),
-        additivity_figure(analysis),
+        make_latency_by_rate(analysis, 1, "TTFT"),
+        make_latency_by_rate(analysis, 2, "TPOT"),
+        make_throughput_by_rate(analysis),
+        make_tax_bars(analysis),
+        make_shape_heatmaps(analysis),
+        make_step_cdf(analysis, steps_of),
+        make_decomposition_figure(analysis),
+        make_additivity_figure(analysis),
     )

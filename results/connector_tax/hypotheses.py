@@ -27,11 +27,11 @@ from results.statistics.judgement import (
     TRIALS_REMEDY,
     Judgement,
     Outcome,
-    decisive,
-    excluded_text,
+    describe_excluded,
     leave_undecided,
     list_some,
     withheld,
+    withhold_bounds,
 )
 
 TAX_AT_LEAST = 0.10
@@ -52,7 +52,7 @@ def judge_tax(tax: Estimate, p: float | None = None, remedy: str = TRIALS_REMEDY
     within = {
         True: "accepted: the interval lies in it",
         False: "revise the prior: the interval lies outside",
-        None: "undecided: " + _why_undecided(tax, *TAX_PRIOR, remedy=remedy),
+        None: "undecided: " + _explain_undecided(tax, *TAX_PRIOR, remedy=remedy),
     }[is_inside(tax, TAX_PRIOR)]
     return Judgement(
         name="H1",
@@ -73,7 +73,9 @@ def _withhold_p(measured: Estimate, p: float | None) -> float | None:
     return None if withheld(measured) else p
 
 
-def _p_of_range(measured: Estimate, limits: tuple[float, float], p: tuple[float | None, float | None]) -> float | None:
+def _compute_p_of_range(
+    measured: Estimate, limits: tuple[float, float], p: tuple[float | None, float | None]
+) -> float | None:
     """p: of the value being the lower and the upper limit. Inside, both must be excluded; outside, the nearer one."""
     if measured.value is None or p[0] is None or p[1] is None:
         return None
@@ -102,7 +104,7 @@ def judge_gap(
     reason = {
         True: f"{gap.points()} lies in {_GAP_RANGE}",
         False: f"{gap.points()} lies outside {_GAP_RANGE}: {label}",
-        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points(), of="gaps", unit="pp", remedy=remedy),
+        None: _explain_undecided(gap, *GAP_WITHIN, shown=gap.points(), of="gaps", unit="pp", remedy=remedy),
     }[held]
     agreement = {True: "agrees", False: "disagrees", None: "undecided"}[held]
     return Judgement(
@@ -117,7 +119,7 @@ def judge_gap(
         numbers={"tax_ttft_p90(mooncake_both)": mooncake, "tax_ttft_p90(nixl_both)": nixl},
         prior=_describe_gap_prior(agreement),
         reason=reason,
-        p=_p_of_range(gap, GAP_WITHIN, p),
+        p=_compute_p_of_range(gap, GAP_WITHIN, p),
     )
 
 
@@ -139,10 +141,10 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
     share, total = split.framework_share, split.total
     outcome, reason = _judge_against(share, FRAMEWORK_BELOW, of="shares", remedy=remedy)
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
-    label = cost_label(share)
+    label = label_cost(share)
     if not label and outcome.is_decided:
-        reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW, of='shares')}"
-    covered = excluded_text(total)
+        reason += f"; no label: {_explain_undecided(share, IMPLEMENTATION_BELOW, of='shares')}"
+    covered = describe_excluded(total)
     if covered:
         flipped, label = Outcome.UNDECIDED, ""
         reason = f"the tax of {MOONCAKE}, {total.percent()}, may be zero: it has no shares; {covered}"
@@ -167,7 +169,7 @@ def judge_framework(split: Decomposition | None, remedy: str = TRIALS_REMEDY) ->
 
 def _name_no_share(share: Estimate) -> str:
     """The meaning of a share that is no part of the whole: its whole interval is above 100 % or below zero."""
-    share = decisive(share)
+    share = withhold_bounds(share)
     if share.low is not None and share.low > 1:
         return f"; above 100 %: {FRAMEWORK} costs more than {MOONCAKE} itself"
     if share.high is not None and share.high < 0:
@@ -175,9 +177,9 @@ def _name_no_share(share: Estimate) -> str:
     return ""
 
 
-def cost_label(share: Estimate) -> str:
+def label_cost(share: Estimate) -> str:
     """The cost that dominates, by the interval of the framework's share; empty where the interval does not decide."""
-    share = decisive(share)
+    share = withhold_bounds(share)
     if share.low is None or share.high is None:
         return ""
     if share.low > 1:
@@ -225,7 +227,9 @@ def judge_additivity(stacked: Additivity | None) -> Judgement:
         if stacked is not None
         else {},
         reason=undecided if why else f"{excess.percent()} is {kind}{meaning}",
-        p=_p_of_range(excess, (-ADDITIVE_WITHIN, ADDITIVE_WITHIN), stacked.p_limits) if stacked is not None else None,
+        p=_compute_p_of_range(excess, (-ADDITIVE_WITHIN, ADDITIVE_WITHIN), stacked.p_limits)
+        if stacked is not None
+        else None,
     )
 
 
@@ -243,8 +247,8 @@ def judge_output_trend(trend: Trend | None, remedy: str = TRIALS_REMEDY) -> Judg
 
 def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy: str) -> Judgement:
     trend = trend or _NO_TREND
-    outcome, reason = _judge_growth(decisive(trend.slope, remedy))
-    steps = [decisive(step) for step in trend.steps]
+    outcome, reason = _judge_growth(withhold_bounds(trend.slope, remedy))
+    steps = [withhold_bounds(step) for step in trend.steps]
     fell = any(step.high is not None and step.high < 0 for step in steps)
     open_steps = [step for step in steps if step.low is None or step.low <= 0]
     shown = "; ".join(step.points() for step in trend.steps)
@@ -275,7 +279,7 @@ def _judge_trend(name: str, claim: str, length: str, trend: Trend | None, remedy
             for length, tax in zip(trend.lengths, trend.taxes, strict=True)
         },
         reason=reason,
-        p=_p_of_trend(trend),
+        p=_compute_p_of_trend(trend),
     )
 
 
@@ -286,7 +290,7 @@ def _name_span(trend: Trend) -> str:
     return f"from {trend.lengths[0]:,} to {trend.lengths[-1]:,} tokens"
 
 
-def _p_of_trend(trend: Trend) -> float | None:
+def _compute_p_of_trend(trend: Trend) -> float | None:
     """The p of the nearest decision: growth at every step, a step that falls, or no growth.
 
     A slope whose interval is above 0 grows, however little; that it is below FLAT_BELOW then decides nothing.
@@ -316,25 +320,25 @@ def _judge_growth(slope: Estimate) -> tuple[Outcome, str]:
         return Outcome.FAILS, f"it falls: {slope.points()} per doubling"
     if slope.high < FLAT_BELOW:
         return Outcome.FAILS, f"it is flat: {slope.points()} per doubling"
-    excluded = excluded_text(slope, of="slopes", unit="pp per doubling")
+    excluded = describe_excluded(slope, of="slopes", unit="pp per doubling")
     return Outcome.UNDECIDED, "; ".join(filter(None, (f"{slope.points()} per doubling covers zero", excluded)))
 
 
 def _judge_against(estimate: Estimate, limit: float, *, remedy: str, of: str = "effects") -> tuple[Outcome, str]:
-    """HOLDS where the whole interval is at or above the limit, FAILS where it is below. `of`: see _why_undecided."""
-    bounds = decisive(estimate)
+    """HOLDS where the whole interval is at or above the limit, FAILS where it is below. `of`: as _explain_undecided."""
+    bounds = withhold_bounds(estimate)
     if bounds.low is None or bounds.high is None:
-        return leave_undecided(estimate), _why_undecided(estimate, limit, of=of, remedy=remedy)
+        return leave_undecided(estimate), _explain_undecided(estimate, limit, of=of, remedy=remedy)
     if bounds.low >= limit:
         return Outcome.HOLDS, f"{estimate.percent()} lies at or above {format_percent(limit)}"
     if bounds.high < limit:
         return Outcome.FAILS, f"{estimate.percent()} lies below {format_percent(limit)}"
-    return Outcome.UNDECIDED, _why_undecided(estimate, limit, of=of)
+    return Outcome.UNDECIDED, _explain_undecided(estimate, limit, of=of)
 
 
 def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
     """Whether the interval lies in the range; False where all of it lies outside, None where it straddles a limit."""
-    estimate = decisive(estimate)
+    estimate = withhold_bounds(estimate)
     if estimate.low is None or estimate.high is None:
         return None
     low, high = limits
@@ -343,7 +347,7 @@ def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
     return False if estimate.high < low or estimate.low > high else None
 
 
-def _why_undecided(
+def _explain_undecided(
     estimate: Estimate,
     *limits: float,
     shown: str = "",
@@ -355,11 +359,11 @@ def _why_undecided(
 
     `of`: what is estimated, in the plural; `unit`: `%`, or `pp` of a difference of fractions.
     """
-    shown, estimate = shown or estimate.percent(), decisive(estimate, remedy)
+    shown, estimate = shown or estimate.percent(), withhold_bounds(estimate, remedy)
     if estimate.value is None:
         return estimate.reason or "it was not measured"
     if estimate.low is None or estimate.high is None:
         return f"{shown}: no verdict, {estimate.reason}"
     crossed = [f"{100 * limit:.0f} {unit}" for limit in limits if estimate.low <= limit <= estimate.high]
-    excluded = excluded_text(estimate, of=of, unit=unit)
+    excluded = describe_excluded(estimate, of=of, unit=unit)
     return "; ".join(filter(None, (f"{shown} straddles {' and '.join(crossed)}", excluded)))

@@ -11,7 +11,7 @@ from results.connector_tax.summary import Shape
 from results.connector_tax.tax import RATIOS, Metric, TaxedRate, convert_contrast, list_references
 from results.records.estimate import Estimate
 from results.records.reference_rates import ReferenceRates
-from results.statistics.blocks import BlockFit, detectable_effect, launches_for, sigma_without
+from results.statistics.blocks import BlockFit, detectable_effect, estimate_sigma_without, find_launches_for
 from results.statistics.estimates import LEVEL, bound_sigma
 from results.statistics.trials import MIN_PAIRED
 
@@ -59,7 +59,9 @@ def measure_launch_noise(
     """
     speeds = {cell: math.log(work) for cell, work in work_us.items() if work > 0}
     return tuple(
-        _describe_noise(reference, load, metric, fit, sigma_without(fit, measurements.group_by_launch(load, speeds)))
+        _describe_noise(
+            reference, load, metric, fit, estimate_sigma_without(fit, measurements.group_by_launch(load, speeds))
+        )
         for load in measurements.loads
         for reference in list_references(load, rates)
         for metric, series in RATIOS.items()
@@ -92,7 +94,7 @@ def _describe_noise(
         degrees=fit.degrees,
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=None if smallest is None else math.expm1(smallest),
-        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names, level=level),
+        launches_for_named=find_launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names, level=level),
         sigma_for_named=math.expm1(math.log1p(NAMED_TAX) / unit),
         sigma_at_one_speed=None if at_one_speed is None else math.expm1(at_one_speed),
     )

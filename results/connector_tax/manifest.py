@@ -10,13 +10,13 @@ from results.connector_tax.summary import CellSummary
 from results.records.frames import Gap
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
-from results.records.run_folder import COMPONENTS, ConfigFacts, PreflightDecision, RunFacts, config_facts
+from results.records.run_folder import COMPONENTS, ConfigFacts, PreflightDecision, RunFacts, read_config_facts
 from results.records.skipped_cells import describe_skip
 
 RAN, SKIP, NOT_RUN = "ran", "SKIP", "not run"
 
 
-def manifest_rows(
+def make_manifest_rows(
     root: Path,
     facts: RunFacts,
     decisions: Mapping[str, PreflightDecision],
@@ -31,7 +31,7 @@ def manifest_rows(
     launched: dict[str, ConfigFacts] = {}
     gaps: list[Gap] = []
     for layout in RunLayout(root).configs():
-        launch = config_facts(layout)
+        launch = read_config_facts(layout)
         gaps.extend(launch.gaps)
         layouts.setdefault(launch.config, []).append(layout)
         launched[launch.config] = launch
@@ -71,7 +71,7 @@ def _build_row(
     status, why = (RAN, "") if done else unmeasured
     versions = {**facts.versions, **(launched.versions if launched else {})}
     failed, dropped = _count_unfinished(root, config, facts, {summary.cell for summary in done})
-    timed, timing_reason = _step_timing(done)
+    timed, timing_reason = _merge_step_timing(done)
     vllm, torch, mooncake, nixl, lmcache = (versions.get(name, "") for name in COMPONENTS)
     return ManifestRow(
         date=launched.date if launched else "",
@@ -111,7 +111,7 @@ def _count_unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) 
     return tried, len(open_cells) - tried if facts.cells else None
 
 
-def _step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:
+def _merge_step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:
     timings = [summary.step_timing for summary in done]
     if not timings:
         return None, ""

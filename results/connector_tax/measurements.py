@@ -16,10 +16,10 @@ from results.connector_tax.configs import BASELINE, REPEAT
 from results.connector_tax.saturation_criteria import judge_launches
 from results.connector_tax.summary import CellSummary, Shape, is_at_rate
 from results.measures.step_durations import CALLBACKS, LATENCY, PERIOD, whole_step
-from results.measures.summary import percentile_name
+from results.measures.summary import name_percentile
 from results.records.estimate import Estimate
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
-from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
+from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, count_samples_needed, too_small
 from results.statistics.judgement import is_too_degraded, name_degraded_remedy, name_remedy
 from results.statistics.trials import Measured, Trial, unmeasured
 
@@ -128,7 +128,7 @@ class Measurements:
             if point is not None:
                 trials[cell.trial] = point
             else:
-                why[_why_not(cell, series)] = None
+                why[_explain_missing(cell, series)] = None
         return Measured(trials, "; ".join(why))
 
     def group_by_launch(self, load: Load, values: Mapping[str, float]) -> dict[str, dict[int, float]]:
@@ -228,22 +228,22 @@ def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
 
     @cache
     def draws() -> Samples | str:
-        if n < samples_needed(p):
+        if n < count_samples_needed(p):
             return too_small(n, p)
         if np.isinf(samples).any():
             return f"{np.isinf(samples).sum()} of {n} requests were cut by the end of the drain or timed out"
         return bootstrap_quantiles(samples, p, DRAWS, np.random.default_rng(seed))
 
-    return Trial(float(np.quantile(samples, p, method=_quantile_method(samples, p))), n, draws)
+    return Trial(float(np.quantile(samples, p, method=_choose_quantile_method(samples, p))), n, draws)
 
 
-def _quantile_method(samples: Samples, p: float) -> Literal["higher", "linear"]:
+def _choose_quantile_method(samples: Samples, p: float) -> Literal["higher", "linear"]:
     """No interpolation between a finite and an infinite value."""
     infinite = np.isinf(np.sort(samples)[math.ceil((samples.size - 1) * p)])
     return "higher" if infinite else "linear"
 
 
-def _why_not(cell: CellSummary, series: str) -> str:
+def _explain_missing(cell: CellSummary, series: str) -> str:
     if cell.degraded:
         return f"{cell.config} is degraded at this load: {cell.degraded}"
     if series == CALLBACKS:
@@ -260,4 +260,4 @@ def _is_bounded(cell: CellSummary, series: str) -> bool:
 
 
 def _find_percentile(cell: CellSummary, series: str) -> Estimate:
-    return cell.estimate(percentile_name(series, f"p{POINTS[series] * 100:g}"))
+    return cell.estimate(name_percentile(series, f"p{POINTS[series] * 100:g}"))

@@ -20,7 +20,15 @@ from results.records.percent import format_percent
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from results.report.page import OpenQuestion, Page, PageAnswer, cut_text, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES, POWER
-from results.statistics.judgement import Outcome, Verdict, excluded_above, few_launches, judged, list_some, name_remedy
+from results.statistics.judgement import (
+    Outcome,
+    Verdict,
+    explain_few_launches,
+    find_excluded_above,
+    judged,
+    list_some,
+    name_remedy,
+)
 from results.statistics.trials import MIN_PAIRED
 
 LATENCIES = {metric: TITLES[metric] for metric in RATIOS}
@@ -71,7 +79,9 @@ def build_page(analysis: Analysis) -> Page:
         ),
         undecided=tuple(questions),
         trouble=_list_trouble(analysis),
-        again=None if _is_whole(analysis) else (_full_run(analysis), "all configs, rates and shapes, with verdicts"),
+        again=None
+        if _is_whole(analysis)
+        else (_name_full_run(analysis), "all configs, rates and shapes, with verdicts"),
     )
     return fit_page(page)
 
@@ -82,7 +92,7 @@ def _is_whole(analysis: Analysis) -> bool:
     return facts.preset == WHOLE and set(CONFIGS) <= set(facts.configs) and analysis.launches >= MIN_PAIRED
 
 
-def _full_run(analysis: Analysis) -> str:
+def _name_full_run(analysis: Analysis) -> str:
     return f"tracon run connector-tax --profile {analysis.facts.profile or 'cpu-tiny'} --trials {MIN_PAIRED}"
 
 
@@ -92,7 +102,7 @@ def _describe_setting(analysis: Analysis, rows: Sequence[TaxRow]) -> tuple[str, 
     version = f" {facts.versions['vllm']}" if "vllm" in facts.versions else ""
     host = f", {facts.host}" if facts.host else ""
     row = next(iter(rows), None)
-    load = f"no tax: {analysis.rates.reason_for(REF_SAFE)}"
+    load = f"no tax: {analysis.rates.explain_rate(REF_SAFE)}"
     if row is not None:
         tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
         load = f"taxes at {row.rate_per_s:g} req/s (ref_safe), {tokens}"
@@ -117,7 +127,7 @@ def _describe_noise(analysis: Analysis) -> str:
     shown = [(name, by_metric[metric]) for metric, name in LATENCIES.items() if metric in by_metric]
     floor = _describe_repeat(analysis)
     if not shown:
-        why = few_launches(analysis.launches) or "no load was measured in several launches"
+        why = explain_few_launches(analysis.launches) or "no load was measured in several launches"
         return f"Noise floor: what two launches of one config differ by is not known ({why}).{floor}"
     sigmas = ", ".join(f"{name} {_format_sigma(row)}" for name, row in shown)
     smallest = [f"{name} {show_percent(row.detectable)}" for name, row in shown if row.detectable is not None]
@@ -219,7 +229,7 @@ def _describe_verdict(row: TaxRow, anchor: Attribution | None) -> str:
     if row.verdict is None:
         return ""
     if row.verdict == Verdict.NOT_DISTINGUISHABLE:
-        limit = excluded_above(row.estimate)
+        limit = find_excluded_above(row.estimate)
         return "" if limit is None else f" (above {format_percent(limit, 1)} excluded)"
     if anchor is None:
         return ""
@@ -235,13 +245,13 @@ def _sum_up(rows: Sequence[TaxRow]) -> str:
 
 def _judge_hypotheses(analysis: Analysis) -> tuple[list[PageAnswer], list[OpenQuestion]]:
     """With too few launches all of them are one question."""
-    few = few_launches(analysis.launches)
+    few = explain_few_launches(analysis.launches)
     planned = count_planned(analysis.facts.cells)
     measured = [one for one in analysis.verdicts if one.outcome == Outcome.UNDECIDED]
     if few and measured:
         names = f"{analysis.verdicts[0].name} to {analysis.verdicts[-1].name}"
         text = f"no hypothesis is judged: {few.partition(';')[0]}."
-        remedy = f"`{_full_run(analysis)}`" if planned < MIN_PAIRED else name_remedy(planned)
+        remedy = f"`{_name_full_run(analysis)}`" if planned < MIN_PAIRED else name_remedy(planned)
         return [], [OpenQuestion(names, text, remedy, TAXES)]
     return split_judgements(analysis.verdicts, lambda one: find_remedy(analysis, one), TAXES)
 
@@ -252,7 +262,7 @@ def _answer_rates(analysis: Analysis) -> Iterator[PageAnswer]:
         return
     values = " and ".join(f"{name} {rate:g} req/s" for name, rate in rates.items())
     once = len({cell.trial for cell in analysis.cells if cell.phase == "A"}) == 1
-    why = cut_text(analysis.rates.reason_for(REF_SAFE))
+    why = cut_text(analysis.rates.explain_rate(REF_SAFE))
     end = "" if why.endswith("...") else "."
     if analysis.rates.fixed:
         yield PageAnswer("Reference rates", "", f"{values}; {why}{end}", RATES)

@@ -12,22 +12,22 @@ import pandas as pd
 
 from results.connector_tax.saturation_criteria import judge
 from results.connector_tax.summary import CellSummary, Shape
-from results.measures.engine_metrics import SAMPLES, server_values
+from results.measures.engine_metrics import SAMPLES, measure_server_values
 from results.measures.latency import METRICS
-from results.measures.requests import latencies, measure_latencies, request_counts, select_due, throughput
+from results.measures.requests import count_requests, latencies, measure_latencies, select_due, throughput
 from results.measures.step_durations import (
     STEP_COLUMNS_READ,
     STEP_SERIES,
+    collect_step_series,
+    estimate_step_values,
+    select_steps_in_window,
     step_counts,
-    step_series,
-    step_values,
-    steps_in_window,
     whole_step,
 )
-from results.measures.summary import percentile_name
+from results.measures.summary import name_percentile
 from results.records.errors import ArtifactError
-from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
-from results.records.layout import ConfigLayout, RunLayout, beside_cell
+from results.records.frames import Gap, name_artifact, read_cell, read_metrics, read_requests, read_steps
+from results.records.layout import ConfigLayout, RunLayout, name_file_beside_cell
 from results.records.phase_names import name_phase
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
@@ -66,17 +66,17 @@ def measure_cell(cell_json: Path) -> tuple[CellSummary, Mapping[str, Samples]]:
         t_start_unix_s=record.t_start_unix_s,
         attempt=record.attempt,
         stop_reason=record.stop_reason,
-        counts={**request_counts(requests), **step_counts(steps, record)},
+        counts={**count_requests(requests), **step_counts(steps, record)},
         values={
             **latencies(measured),
             **throughput(requests, record),
-            **server_values(metrics, record),
-            **step_values(steps, record),
+            **measure_server_values(metrics, record),
+            **estimate_step_values(steps, record),
         },
-        degraded=why_degraded(record),
+        degraded=explain_degraded(record),
         fidelity=dict(record.fidelity),
         step_timing=dict(record.step_timing),
-        path=artifact_name(cell_json),
+        path=name_artifact(cell_json),
         gaps=gaps,
         t_end_unix_s=record.t_start_unix_s + (record.t_window_end_ns - record.t_start_ns) / 1e9,
         instance=str(record.instance.get("instance", "")),
@@ -86,7 +86,7 @@ def measure_cell(cell_json: Path) -> tuple[CellSummary, Mapping[str, Samples]]:
     return summary, dict.fromkeys(METRICS, np.empty(0)) if measured is None else measured.samples
 
 
-def why_degraded(record: CellRecord) -> str:
+def explain_degraded(record: CellRecord) -> str:
     """Why the run and the analysis leave the cell out of comparisons; empty = it takes part.
 
     Its client fell behind, or completions had other lengths than requested.
@@ -98,11 +98,11 @@ def why_degraded(record: CellRecord) -> str:
     return "; ".join(reasons)
 
 
-def step_samples(cell_json: Path) -> dict[str, Samples]:
+def read_step_samples(cell_json: Path) -> dict[str, Samples]:
     """The cell's step series (STEP_SERIES, us); empty arrays where not available. Raises ArtifactError."""
     record = read_cell_record(cell_json)
     frame, _ = _read_cell_steps(cell_json, record)
-    return {name: np.empty(0) for name in STEP_SERIES} if frame is None else step_series(frame, record)
+    return {name: np.empty(0) for name in STEP_SERIES} if frame is None else collect_step_series(frame, record)
 
 
 def headline(summary: CellSummary) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def headline(summary: CellSummary) -> dict[str, Any]:
         "completed": summary.counts["completed"],
         "dropped": summary.counts["dropped"],
         "failed": summary.counts["failed"],
-        "step_p50_us": summary.value(percentile_name(whole_step([summary.step_timing]), "p50")),
+        "step_p50_us": summary.value(name_percentile(whole_step([summary.step_timing]), "p50")),
         "connector_total_p50_us": summary.value("connector_total_p50_us"),
         "saturated": judge(summary).saturated,
     }
@@ -141,19 +141,19 @@ def read_cell_record(cell_json: Path) -> CellRecord:
     missing = [name for name in ("rate_per_s", "input_tokens", "output_tokens") if name not in record.load]
     if missing or record.t_window_end_ns <= record.t_window_start_ns:
         why = f"does not state {', '.join(missing)}" if missing else "has an empty measured window"
-        raise ArtifactError(f"{artifact_name(cell_json)} {why}", remedy="run the cell again")
+        raise ArtifactError(f"{name_artifact(cell_json)} {why}", remedy="run the cell again")
     return record
 
 
 def read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
     """The requests beside the record, or None and why not."""
-    path = beside_cell(cell_json, "requests")
+    path = name_file_beside_cell(cell_json, "requests")
     loaded = read_requests(path, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps
 
 
 def _read_cell_metrics(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
-    path = beside_cell(cell_json, "metrics")
+    path = name_file_beside_cell(cell_json, "metrics")
     loaded = read_metrics(path, SAMPLES, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps
 
@@ -162,9 +162,9 @@ def _read_cell_steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame 
     """The window's steps with connector_total_us; no gap where the record says that there is no step timing."""
     if not record.step_timing.get("available", False):
         return None, ()
-    path = beside_cell(cell_json, "engine_step")
+    path = name_file_beside_cell(cell_json, "engine_step")
     loaded = read_steps(path, record.checksums.get(path.name), STEP_COLUMNS_READ)
-    return (None if loaded.frame is None else steps_in_window(loaded.frame, record)), loaded.gaps
+    return (None if loaded.frame is None else select_steps_in_window(loaded.frame, record)), loaded.gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collecte
             try:
                 summary, measured = measure_cell(record)
             except ArtifactError as error:
-                gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
+                gaps.append(Gap(name_artifact(record), f"cell is not counted: {error}"))
                 continue
             summaries.append(summary)
             paths[summary.path] = record
@@ -203,6 +203,6 @@ def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collecte
 
 def _find_orphans(layout: ConfigLayout, phases: Collection[str] | None) -> Iterator[Gap]:
     """Request records without the cell record that would make them count."""
-    for record in layout.cells_of_requests(phases):
+    for record in layout.list_cells_of_requests(phases):
         if not record.exists():
-            yield Gap(artifact_name(record), "is missing while the cell's requests are there; the cell is not counted")
+            yield Gap(name_artifact(record), "is missing while the cell's requests are there; the cell is not counted")

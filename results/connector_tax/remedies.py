@@ -32,7 +32,7 @@ def find_remedy(analysis: Analysis, judgement: Judgement) -> str:
     if needed is not None and needed <= launches:
         return _halve_intervals(rows, launches, analysis.cells)
     if needed is None or needed > MOST_LAUNCHES:
-        return _calm_host(rows, needed, analysis.cells)
+        return _describe_calm_host(rows, needed, analysis.cells)
     single = "" if judgement.name == "H1" else "single "
     return f"{name_launches(needed, analysis.cells)}, which detect a {single}tax of {format_percent(NAMED_TAX)}"
 
@@ -56,7 +56,7 @@ def _halve_intervals(rows: Sequence[LaunchNoise], launches: int, cells: Sequence
     return f"{first}, or {second}: either about halves its interval"
 
 
-def _calm_host(rows: Sequence[LaunchNoise], needed: int | None, cells: Sequence[CellSummary]) -> str:
+def _describe_calm_host(rows: Sequence[LaunchNoise], needed: int | None, cells: Sequence[CellSummary]) -> str:
     wanted = min((row.sigma_for_named for row in rows if row.sigma_for_named is not None), default=None)
     here = show_percent(max(row.sigma for row in rows))
     calmer = "a calmer host first" + ("" if wanted is None else f", with a sigma of at most {show_percent(wanted)}")

@@ -65,8 +65,8 @@ def reference_rates(
     rates = tuple(sorted({cell.rate_per_s for cell in cells}))
     names = tuple(dict.fromkeys(cell.config for cell in cells))
     scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)
-    safe, safe_reason = _highest_clear(scanned, rates, "every config")
-    load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
+    safe, safe_reason = _find_highest_clear(scanned, rates, "every config")
+    load, load_reason = _find_highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
     return ReferenceRates(safe, load, safe_reason, load_reason, thresholds, rates, scanned, cells)
 
 
@@ -76,7 +76,7 @@ def fix_rates(rates: ReferenceRates, fixed: Mapping[str, float]) -> ReferenceRat
     `fixed`: ref_safe and ref_load in req/s.
     """
     reasons = {
-        name: f"fixed by the plan; Phase A gives {describe_rate(rates.rate(name))}: {rates.reason_for(name)}"
+        name: f"fixed by the plan; Phase A gives {describe_rate(rates.rate(name))}: {rates.explain_rate(name)}"
         for name in fixed
     }
     return replace(
@@ -154,17 +154,19 @@ def _scan_rates(config: str, cells: Sequence[CellSaturation], rates: Sequence[fl
         saturated = judge_launches(cell.saturated for cell in by_rate[rate])
         if saturated:
             fired = sorted({number for cell in by_rate[rate] for number in cell.fired})
-            return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _why_incomplete(missing))
+            return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _explain_incomplete(missing))
         if saturated is False:
             clear.append(rate)
-    return ConfigSaturation(config, not missing, None, (), tuple(clear), _why_incomplete(missing))
+    return ConfigSaturation(config, not missing, None, (), tuple(clear), _explain_incomplete(missing))
 
 
-def _why_incomplete(missing: Sequence[float]) -> str | None:
+def _explain_incomplete(missing: Sequence[float]) -> str | None:
     return f"not measured at {', '.join(f'{rate:g}' for rate in missing)} req/s" if missing else None
 
 
-def _highest_clear(scans: Sequence[ConfigSaturation], rates: Sequence[float], whom: str) -> tuple[float | None, str]:
+def _find_highest_clear(
+    scans: Sequence[ConfigSaturation], rates: Sequence[float], whom: str
+) -> tuple[float | None, str]:
     voters = [scan for scan in scans if scan.completed]
     left_out = "".join(
         f"; {scan.config} has no vote: {scan.reason or 'it was not measured'}" for scan in scans if not scan.completed

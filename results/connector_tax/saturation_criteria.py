@@ -20,7 +20,7 @@ from results.connector_tax.summary import CellSummary
 from results.records.count import format_count
 from results.records.estimate import Estimate, unknown
 from results.records.reference_rates import SPECIFIED, CellSaturation, Criterion, Thresholds
-from results.statistics.estimates import standard_error, student_interval
+from results.statistics.estimates import compute_student_interval, standard_error
 from results.statistics.trials import MIN_PAIRED
 
 THROUGHPUT, QUEUE, GROWTH = 1, 2, 3
@@ -169,8 +169,8 @@ def _measure_growth(summary: CellSummary, half: CellSummary | None) -> Estimate:
     bounds = (ours.low, ours.high, theirs.low, theirs.high)
     if any(bound is None or bound <= 0 for bound in bounds):
         return Estimate(ratio, reason=ours.reason or theirs.reason)
-    down = math.hypot(_log_distance(ours.value, ours.low), _log_distance(theirs.value, theirs.high))
-    up = math.hypot(_log_distance(ours.value, ours.high), _log_distance(theirs.value, theirs.low))
+    down = math.hypot(_compute_log_distance(ours.value, ours.low), _compute_log_distance(theirs.value, theirs.high))
+    up = math.hypot(_compute_log_distance(ours.value, ours.high), _compute_log_distance(theirs.value, theirs.low))
     return Estimate(ratio, ratio * math.exp(-down), ratio * math.exp(up))
 
 
@@ -191,12 +191,12 @@ def measure_growth_over_launches(loaded: Mapping[int, CellSummary], half: Mappin
     logs = np.array([math.log(ours / theirs) for ours, theirs in pairs if ours and theirs])
     if logs.size < len(pairs):
         return unknown(f"TTFT p90 is not known in {len(pairs) - logs.size} of {len(pairs)} launches")
-    growth = student_interval(
+    growth = compute_student_interval(
         float(logs.mean()), standard_error(logs), logs.size - 1, logs.size, launches=logs.size,
         basis=f"over {logs.size} launches",
     )  # fmt: skip
     return growth.transform(math.exp)
 
 
-def _log_distance(value: float, bound: float | None) -> float:
+def _compute_log_distance(value: float, bound: float | None) -> float:
     return 0.0 if bound is None else abs(math.log(bound / value))

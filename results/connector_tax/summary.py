@@ -59,7 +59,7 @@ class CellSummary(ConfigAtRate):
     values: Mapping[str, Estimate]
     """By name with its unit, e.g. `ttft_p90_s`, `throughput_ratio`, `engine_step_p50_us`."""
     degraded: str
-    """Why it takes no part in comparisons (`why_degraded`); empty where it does."""
+    """Why it takes no part in comparisons (`explain_degraded`); empty where it does."""
     fidelity: Mapping[str, Any]
     """How the client kept its schedule, as in the cell's record."""
     step_timing: Mapping[str, Any]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from results.connector_tax.analyze import Analysis
-from results.connector_tax.attribution import attribution_table
-from results.connector_tax.capacity import capacity_table
-from results.connector_tax.engine_changes import engine_changes_table
+from results.connector_tax.attribution import make_attribution_table
+from results.connector_tax.capacity import make_capacity_table
+from results.connector_tax.engine_changes import make_engine_changes_table
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.read import headline
@@ -17,27 +17,27 @@ from results.connector_tax.saturation_criteria import FEWEST
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax_tables import (
-    contrast_tables,
-    latency_tax_table,
-    noise_floor_table,
-    shape_tax_table,
-    step_tax_table,
-    trend_table,
+    make_contrast_tables,
+    make_latency_tax_table,
+    make_noise_floor_table,
+    make_shape_tax_table,
+    make_step_tax_table,
+    make_trend_table,
 )
 from results.measures.drift import Drift
 from results.measures.step_durations import CALLBACKS
-from results.measures.summary import percentile_name
+from results.measures.summary import name_percentile
 from results.records.estimate import Estimate
 from results.records.manifest import ManifestRow
 from results.records.percent import format_percent
 from results.records.phase_names import CONFIRM
 from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, Criterion, ReferenceRates
 from results.records.schemas import CHILD_FIELDS_US
-from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
+from results.report.judgements import make_judgement_table, rules_table
+from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, make_gap_table, make_table
 from results.report.terms import term
 from results.statistics.blocks import show_count
-from results.statistics.estimates import samples_needed
+from results.statistics.estimates import count_samples_needed
 
 FIGURES_BEFORE = "Phase A"
 """Title of the first table of single cells, which the figures precede."""
@@ -47,33 +47,33 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
     candidates = (
         _launch_noise_table(analysis),
-        *judgement_tables(analysis),
-        _reference_rates(analysis.rates, analysis.cells),
-        noise_floor_table(analysis),
-        latency_tax_table(analysis),
-        attribution_table(analysis.attribution),
-        engine_changes_table(analysis.engine_changes),
-        _children_table(analysis.cells),
-        capacity_table(analysis.capacity, Slo(**analysis.facts.slo)),
-        *contrast_tables(analysis),
-        step_tax_table(analysis),
-        shape_tax_table(analysis),
-        trend_table(analysis),
-        _drift_table(analysis),
+        *make_judgement_tables(analysis),
+        _make_reference_rate_table(analysis.rates, analysis.cells),
+        make_noise_floor_table(analysis),
+        make_latency_tax_table(analysis),
+        make_attribution_table(analysis.attribution),
+        make_engine_changes_table(analysis.engine_changes),
+        _make_children_table(analysis.cells),
+        make_capacity_table(analysis.capacity, Slo(**analysis.facts.slo)),
+        *make_contrast_tables(analysis),
+        make_step_tax_table(analysis),
+        make_shape_tax_table(analysis),
+        make_trend_table(analysis),
+        _make_drift_table(analysis),
         build_launch_table(analysis.cells, analysis.saturation, analysis.facts.cells),
-        _phase_table(analysis, "A", "Phase A: rate sweep"),
-        _saturation_table(analysis),
-        _phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
-        _phase_table(analysis, "Bp", "Phase B': shapes at ref_load"),
+        _make_phase_table(analysis, "A", "Phase A: rate sweep"),
+        _make_saturation_table(analysis),
+        _make_phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
+        _make_phase_table(analysis, "Bp", "Phase B': shapes at ref_load"),
         make_table("Configs", MANIFEST_COLUMNS, analysis.manifest),
         make_table("Degraded cells", DEGRADED_COLUMNS, analysis.degraded, _DEGRADED_NOTE),
-        gap_table(analysis.gaps),
+        make_gap_table(analysis.gaps),
         rules_table((*analysis.verdicts, *analysis.criteria)),
     )
     return tuple(table for table in candidates if table.rows)
 
 
-def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
+def _make_phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     """The title states what all cells share (the shape in Phase A, the rate in Phase B)."""
     cells = sorted(
         (cell for cell in analysis.cells if cell.phase == phase),
@@ -95,10 +95,10 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     note = "Descriptive: one launch per config and phase. No verdict rests on these cells; brackets are spreads."
     full_title = f"{title} ({', '.join(shared)})" if shared else title
     table = make_table(full_title, columns, cells, note if swept else "")
-    return replace(table, facts=tuple(_cell_facts(cell) for cell in cells))
+    return replace(table, facts=tuple(_list_cell_facts(cell) for cell in cells))
 
 
-def _cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
+def _list_cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
     """Every other number of a cell."""
     counts = ", ".join(f"{count} {name}" for name, count in cell.counts.items() if count is not None)
     values = ((name, format_or_reason(value, 4)) for name, value in cell.values.items())
@@ -132,7 +132,7 @@ def _list_marks(analysis: Analysis, cell: CellSummary) -> str:
     return ", ".join(marks)
 
 
-def _saturation_table(analysis: Analysis) -> Table:
+def _make_saturation_table(analysis: Analysis) -> Table:
     phase_a = {cell.path for cell in analysis.cells if cell.phase == "A"}
     judged = sorted(
         (judgement for path, judgement in analysis.saturation.items() if path in phase_a),
@@ -143,9 +143,9 @@ def _saturation_table(analysis: Analysis) -> Table:
     columns: tuple[Column[CellSaturation], ...] = (
         Column("config", lambda cell: cell.config),
         Column("req/s", lambda cell: cell.rate_per_s, form="g"),
-        Column(f"1: cohort ratio < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
-        Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion_text(cell.criteria[1])),
-        Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion_text(cell.criteria[2])),
+        Column(f"1: cohort ratio < {limit.throughput_ratio:g}", lambda cell: _format_criterion(cell.criteria[0])),
+        Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _format_criterion(cell.criteria[1])),
+        Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _format_criterion(cell.criteria[2])),
         Column("fire by the point", lambda cell: _list_numbers(cell.fired_by_point)),
         Column("specification: throughput ratio", lambda cell: cell.criteria[0].specified, form=".3f"),
         Column("its criteria fire", lambda cell: _list_numbers(cell.specified_fired)),
@@ -156,8 +156,8 @@ def _saturation_table(analysis: Analysis) -> Table:
         f"A star marks the criterion that fired. Cohort ratio: {term('cohort ratio').meaning}. The specification "
         f"judges the throughput ratio instead: {term('throughput ratio').meaning}. 3: growth against half the rate. 1 "
         "and 3 fire where their whole spread (in brackets) is beyond the limit; by the point: where the number alone "
-        f"is, as the specification goes. 2: n samples of the queue; of fewer than {samples_needed(0.5)} the brackets "
-        f"hold the range, it is open where they hold the limit, and fewer than {FEWEST} never fire."
+        f"is, as the specification goes. 2: n samples of the queue; of fewer than {count_samples_needed(0.5)} the "
+        f"brackets hold the range, it is open where they hold the limit, and fewer than {FEWEST} never fire."
     )
     return make_table("Saturation", columns, judged, note)
 
@@ -166,7 +166,7 @@ def _list_numbers(criteria: Sequence[int]) -> str:
     return ", ".join(map(str, criteria)) or "none"
 
 
-def _criterion_text(criterion: Criterion) -> str:
+def _format_criterion(criterion: Criterion) -> str:
     if criterion.measured is None:
         return NOT_MEASURED
     shown = Estimate(criterion.measured, criterion.low, criterion.high).text(digits=3)
@@ -175,12 +175,12 @@ def _criterion_text(criterion: Criterion) -> str:
     return f"{shown}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
 
 
-def _reference_rates(rates: ReferenceRates, cells: Sequence[CellSummary]) -> Table:
+def _make_reference_rate_table(rates: ReferenceRates, cells: Sequence[CellSummary]) -> Table:
     specified = reference_rates(cells, rates.thresholds, specified=True)
     columns: tuple[Column[str], ...] = (
         Column("", lambda name: name),
         Column("rate", lambda name: describe_rate(rates.rate(name))),
-        Column("limited by", rates.reason_for),
+        Column("limited by", rates.explain_rate),
         Column("by the specification's rules", lambda name: describe_rate(specified.rate(name))),
     )
     return make_table("Reference rates", columns, (REF_SAFE, REF_LOAD) if rates.rates_per_s else ())
@@ -210,21 +210,21 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
 )
 
 
-def _connector_versions(row: ManifestRow) -> str:
+def _format_connector_versions(row: ManifestRow) -> str:
     versions = (row.mooncake_version, row.nixl_version, row.lmcache_version)
     return " / ".join(version or NOT_MEASURED for version in versions)
 
 
-def _cell_counts(row: ManifestRow) -> str:
+def _format_cell_counts(row: ManifestRow) -> str:
     counts = (row.cells_done, row.cells_failed, row.cells_dropped)
     return " / ".join(NOT_MEASURED if count is None else str(count) for count in counts)
 
 
-def _step_timing(row: ManifestRow) -> str | None:
+def _describe_step_timing(row: ManifestRow) -> str | None:
     return {True: "yes", False: f"no: {row.step_timing_reason}", None: None}[row.step_timing_available]
 
 
-def _engine_version(row: ManifestRow) -> str:
+def _format_engine_version(row: ManifestRow) -> str:
     commit = "" if row.vllm_sha.startswith("unknown") else row.vllm_sha[:12]
     return f"{row.vllm_version} {commit}".strip()
 
@@ -233,10 +233,10 @@ MANIFEST_COLUMNS: tuple[Column[ManifestRow], ...] = (
     Column("config", lambda row: row.config),
     Column("status", lambda row: row.status),
     Column("why", lambda row: row.skip_reason),
-    Column("vLLM", _engine_version),
-    Column("Mooncake / NIXL / LMCache", _connector_versions),
-    Column("step timing", _step_timing),
-    Column("cells done / failed / not tried", _cell_counts),
+    Column("vLLM", _format_engine_version),
+    Column("Mooncake / NIXL / LMCache", _format_connector_versions),
+    Column("step timing", _describe_step_timing),
+    Column("cells done / failed / not tried", _format_cell_counts),
 )
 DEGRADED_COLUMNS: tuple[Column[CellSummary], ...] = (
     Column("cell", lambda cell: cell.cell),
@@ -245,15 +245,15 @@ DEGRADED_COLUMNS: tuple[Column[CellSummary], ...] = (
 _DEGRADED_NOTE = "No verdict uses these cells: the client fell behind, or completions had other lengths than asked for."
 
 
-def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
+def make_judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
     note = "A spread within the launch does not hold what two launches differ by: no verdict rests on one."
     return (
-        judgement_table("Hypotheses", "hypothesis", analysis.verdicts, note),
-        judgement_table("Success criteria", "criterion", analysis.criteria),
+        make_judgement_table("Hypotheses", "hypothesis", analysis.verdicts, note),
+        make_judgement_table("Success criteria", "criterion", analysis.criteria),
     )
 
 
-def _drift_table(analysis: Analysis) -> Table:
+def _make_drift_table(analysis: Analysis) -> Table:
     note = (
         "A config against itself under the same load at another time: what moved is not the config's. A round of "
         "launches in which the host was slow for all configs counts as drift too: the change need not be steady."
@@ -285,13 +285,13 @@ class _ChildTime:
 
 def _list_child_times(cells: Sequence[CellSummary]) -> Iterator[_ChildTime]:
     for cell in cells:
-        whole = cell.value(percentile_name(CALLBACKS, "p50"))
+        whole = cell.value(name_percentile(CALLBACKS, "p50"))
         for child, series in zip(cell.step_timing.get("children") or (), CHILD_FIELDS_US, strict=False):
-            p50, mean = (cell.value(percentile_name(series, point)) for point in ("p50", "mean"))
+            p50, mean = (cell.value(name_percentile(series, point)) for point in ("p50", "mean"))
             yield _ChildTime(cell.cell, child, p50, mean, whole)
 
 
-def _children_table(cells: Sequence[CellSummary]) -> Table:
+def _make_children_table(cells: Sequence[CellSummary]) -> Table:
     note = (
         "build_connector_meta, get_finished and start_load_kv of one connector in a step; what the MultiConnector "
         "itself does is the difference to all of it."

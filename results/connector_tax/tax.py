@@ -105,7 +105,7 @@ class TaxRow(TaxedConfig):
     """`plain` where that is saturated at this load, else the config where it is; empty where neither is."""
 
 
-def series_of(measurements: Measurements, metric: Metric) -> str | None:
+def name_series(measurements: Measurements, metric: Metric) -> str | None:
     """The series that a tax compares with plain's; None where it follows from other taxes."""
     if metric == Metric.ENGINE_STEP_P50:
         return measurements.whole_step
@@ -129,7 +129,7 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
     )
 
 
-def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
+def make_tax_rows(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
     """Every tax of the run: Phase A at both reference rates (with the step taxes), Phase B and B' per shape.
 
     A config with a cell in a phase has a row at every load of that phase; where its cell or plain's is missing or
@@ -153,7 +153,7 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
     if metric in REMAINDERS:
         whole = measure_tax(measurements, load, config, REMAINDERS[metric])
         return combine(np.subtract, whole, measurements.get(load, config, CALLBACKS))
-    series = series_of(measurements, metric)
+    series = name_series(measurements, metric)
     assert series is not None
     fit = measurements.compare(load, series)
     measured, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
@@ -167,7 +167,7 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
 
 def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measured:
     """Per trial the mean of plain under both its names (of ratios the geometric mean), or the one that was measured."""
-    both = combine(_geometric_mean if metric in RATIOS else average, first, again)
+    both = combine(_compute_geometric_mean if metric in RATIOS else average, first, again)
     trials = {**again.trials, **first.trials, **both.trials}
     return Measured(trials, first.reason if not trials else "")
 
@@ -205,7 +205,7 @@ def average(*parts: Samples) -> Samples:
     return np.asarray(np.mean(np.stack(parts), axis=0), dtype=np.float64)
 
 
-def _geometric_mean(first: Samples, second: Samples) -> Samples:
+def _compute_geometric_mean(first: Samples, second: Samples) -> Samples:
     return np.sqrt(first * second)
 
 
@@ -217,12 +217,12 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
                 saturated=name_saturated(measurements, load, config),
             )  # fmt: skip
-            series = series_of(measurements, metric) if cost.value is not None else None
+            series = name_series(measurements, metric) if cost.value is not None else None
             contrast = _find_contrast(measurements.compare(load, series), config) if series else None
             if contrast is not None and contrast.launches >= MIN_PAIRED:
                 row = _apply_contrast(row, contrast)
             if metric != Metric.CALLBACK_P50 and config != REPEAT:
-                why = why_unjudged(row.saturated) if cost.value is not None else ""
+                why = explain_unjudged(row.saturated) if cost.value is not None else ""
                 few = withheld(row.estimate, remedy=measurements.remedy)
                 row = replace(row, verdict=None if why else judged(row.estimate), withheld=why or few)
             yield _name_degraded(measurements, load, row)
@@ -253,7 +253,7 @@ def _estimate_cost(measured: Measured, metric: Metric, family: int) -> Estimate:
     return replace(cost, basis=f"over {cost.launches} launches, {holds}")
 
 
-def why_unjudged(saturated: str) -> str:
+def explain_unjudged(saturated: str) -> str:
     """Why a tax has no verdict, whatever its interval; empty where it may have one. `saturated`: as in TaxRow."""
     return f"{BASELINE} is saturated at this load: the reference is a queue" if saturated == BASELINE else ""
 

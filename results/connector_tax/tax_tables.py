@@ -12,7 +12,7 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, Value, make_table
 from results.report.terms import term
-from results.statistics.judgement import Verdict, excluded_text, judged, list_some
+from results.statistics.judgement import Verdict, describe_excluded, judged, list_some
 from results.statistics.trials import MIN_PAIRED
 
 STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
@@ -20,34 +20,36 @@ ABOUT_ZERO = {Verdict.HIGHER: "above zero", Verdict.LOWER: "below zero"}
 """Verdict on a remainder, which is the difference of two costs: it is not higher or lower than plain's."""
 
 
-def noise_floor_table(analysis: Analysis) -> Table:
+def make_noise_floor_table(analysis: Analysis) -> Table:
     rows = [row for row in analysis.noise_floor if row.metric in RATIOS]
     note = (
         "The same config measured twice, launch by launch: whatever differs here is noise. Taxes are taken against the "
         "mean of both."
     )
-    return _tax_table("Noise floor: plain against plain", (REFERENCE, RATE, SHAPE), rows, LATENCIES, note)
+    return _make_tax_table("Noise floor: plain against plain", (REFERENCE, RATE, SHAPE), rows, LATENCIES, note)
 
 
-def latency_tax_table(analysis: Analysis) -> Table:
+def make_latency_tax_table(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
-    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, CONFIG), rows, LATENCIES, _note_taxes(rows))
+    return _make_tax_table(
+        "Substrate tax (Phase A shape)", (REFERENCE, RATE, CONFIG), rows, LATENCIES, _note_taxes(rows)
+    )
 
 
-def shape_tax_table(analysis: Analysis) -> Table:
+def make_shape_tax_table(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase != "A" and row.metric in RATIOS]
-    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _note_taxes(rows))
+    return _make_tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _note_taxes(rows))
 
 
-def step_tax_table(analysis: Analysis) -> Table:
+def make_step_tax_table(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in STEP_METRICS]
     titles = ("tax_step", "tax_engine_step", "tax_callback", "remainder")
     note = (
         "p50 per engine step against plain, microseconds. Remainder = tax_step - tax_callback: below zero where "
         "callbacks run in the worker, outside schedule()."
     )
-    note = f"{note} {_withheld_text(rows)}".strip()
-    return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
+    note = f"{note} {_note_withheld(rows)}".strip()
+    return _make_tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
 
 
 REFERENCE: Column[TaxRow] = Column("reference", lambda row: name_rate(row.reference, row.rate_per_s))
@@ -57,7 +59,7 @@ CONFIG: Column[TaxRow] = Column("config", lambda row: _mark_config(row))
 LATENCIES = tuple((metric, f"{TITLES[metric]} vs plain") for metric in RATIOS)
 
 
-def _tax_table(
+def _make_tax_table(
     title: str, keys: Sequence[Column[TaxRow]], rows: Iterable[TaxRow], metrics: Iterable[tuple[Metric, str]], note: str
 ) -> Table:
     """One line per value of the keys, one column per metric, and what the brackets hold."""
@@ -84,14 +86,14 @@ def _list_bases(rows: Iterable[TaxRow]) -> str:
     return "; ".join(dict.fromkeys(row.estimate.basis or "" for row in rows)).strip("; ") or NOT_MEASURED
 
 
-def _withheld_text(rows: Iterable[TaxRow]) -> str:
+def _note_withheld(rows: Iterable[TaxRow]) -> str:
     """Why taxes that were measured have no verdict, each reason once."""
     why = dict.fromkeys(row.withheld for row in rows if row.withheld and row.estimate.value is not None)
     return f"No verdict: {'; '.join(why)}." if why else ""
 
 
 def _note_taxes(rows: Sequence[TaxRow]) -> str:
-    return " ".join(filter(None, (_withheld_text(rows), _compare_own_spread(rows))))
+    return " ".join(filter(None, (_note_withheld(rows), _compare_own_spread(rows))))
 
 
 def _compare_own_spread(rows: Iterable[TaxRow]) -> str:
@@ -125,7 +127,7 @@ def _show_tax(row: TaxRow) -> str:
         return f"{NOT_MEASURED} ({row.estimate.reason})"
     shown = row.estimate.percent() if row.metric in RATIOS else row.estimate.text(digits=3)
     if row.verdict == Verdict.NOT_DISTINGUISHABLE and row.metric in RATIOS:
-        return f"{shown} undecided; {excluded_text(row.estimate)}"
+        return f"{shown} undecided; {describe_excluded(row.estimate)}"
     if row.verdict is not None:
         word = ABOUT_ZERO.get(row.verdict, row.verdict) if row.metric in REMAINDERS else row.verdict
         return f"{shown} {word}"
@@ -136,7 +138,7 @@ def _show_tax(row: TaxRow) -> str:
     return f"{shown} no verdict"
 
 
-def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
+def make_contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Decomposition, additivity and amplification of the taxes at the reference rates."""
     parts = f"Framework = {term('framework cost').meaning}; implementation = {term('implementation cost').meaning}."
     queueing = f"Difference = {term('amplification by load').meaning}."
@@ -154,7 +156,7 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
     )
 
 
-def trend_table(analysis: Analysis) -> Table:
+def make_trend_table(analysis: Analysis) -> Table:
     """Taxes along the lengths: every trend of mooncake_both, the mean of the others."""
     shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
     slope = (
@@ -191,12 +193,12 @@ AMPLIFICATION_COLUMNS: tuple[Column[TaxAmplification], ...] = (
 )
 
 
-def _line_name(row: Trend) -> str:
+def _name_line(row: Trend) -> str:
     across = "output" if row.along == "input_tokens" else "input"
     return f"mean over {across} lengths" if row.at is None else f"{across} {row.at}"
 
 
-def _line_taxes(row: Trend) -> str:
+def _format_line_taxes(row: Trend) -> str:
     taxes = (NOT_MEASURED if tax.value is None else format_percent(tax.value, 1, signed=True) for tax in row.taxes)
     return ", ".join(f"{length}: {tax}" for length, tax in zip(row.lengths, taxes, strict=True))
 
@@ -205,9 +207,9 @@ TREND_COLUMNS: tuple[Column[Trend], ...] = (
     Column("config", lambda row: row.config),
     Column("tax of", lambda row: TITLES[row.metric]),
     Column("along", lambda row: row.along),
-    Column("at", _line_name),
+    Column("at", _name_line),
     Column("per doubling", lambda row: row.slope.points()),
-    Column("taxes", _line_taxes),
+    Column("taxes", _format_line_taxes),
     Column("steps", lambda row: "; ".join(step.points() for step in row.steps)),
     Column("left out", lambda row: "; ".join(row.left_out)),
 )

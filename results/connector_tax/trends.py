@@ -95,11 +95,11 @@ class _Surface:
         others = sorted({getattr(shape, self.across) for shape in self.loads})
         for other in others:
             clear = [length for length in lengths if not self.why_left_out(length, other)]
-            yield self._trend(other, clear, [self.tax(length, other) for length in clear], [other], [other])
+            yield self._make_trend(other, clear, [self.tax(length, other) for length in clear], [other], [other])
         clear = [length for length in lengths if any(not self.why_left_out(length, other) for other in others)]
         whole = [other for other in others if not any(self.why_left_out(length, other) for length in clear)]
         means = [combine(average, *(self.tax(length, other) for other in whole)) for length in clear if whole]
-        yield self._trend(None, clear if whole else [], means, others, whole)
+        yield self._make_trend(None, clear if whole else [], means, others, whole)
 
     def shape(self, length: int, other: int) -> Shape:
         return Shape(**{self.along: length, self.across: other})
@@ -139,7 +139,7 @@ class _Surface:
         pairs = ((length, other) for other in others for length in lengths if not self.why_left_out(length, other))
         return [self.loads[shape] for pair in pairs if (shape := self.shape(*pair)) in self.loads]
 
-    def _trend(
+    def _make_trend(
         self,
         at: int | None,
         lengths: Sequence[int],

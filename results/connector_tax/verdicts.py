@@ -22,8 +22,8 @@ from results.connector_tax.combined_taxes import (
     NIXL,
     Additivity,
     Decomposition,
-    nixl_gap,
-    tax_at,
+    find_tax,
+    measure_nixl_gap,
 )
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.measurements import Measurements
@@ -66,9 +66,9 @@ def judge_hypotheses(
     The family is every hypothesis whose configs were measured, whatever their numbers.
     """
     mooncake, nixl = (
-        tax_at(measurements, rates, REF_SAFE, config, Metric.TTFT_P90) for config in (MOONCAKE, NIXL)
+        find_tax(measurements, rates, REF_SAFE, config, Metric.TTFT_P90) for config in (MOONCAKE, NIXL)
     )  # fmt: skip
-    gap = nixl_gap(measurements, rates, Metric.TTFT_P90)
+    gap = measure_nixl_gap(measurements, rates, Metric.TTFT_P90)
     low, high = hypotheses.GAP_WITHIN
     remedy = measurements.remedy
     judged = (
@@ -142,13 +142,15 @@ def judge_success(
     planned = bool(facts.cells)
     specified = _list_specified(cells)
     return (
-        tax_reported(h1),
-        gap_reported(h2),
-        cost_labeled(h3),
-        additivity_decided(h4),
-        trends_reported(h5, h6),
-        artifacts_present(rows, decisions, [*gaps, *unmeasured], left_out, planned),
-        wall_clock(_span_h(specified), _span_h(cells), whole=planned and not (unmeasured or left_out)),
+        judge_tax_reported(h1),
+        judge_gap_reported(h2),
+        judge_cost_labeled(h3),
+        judge_additivity_decided(h4),
+        judge_trends_reported(h5, h6),
+        judge_artifacts_present(rows, decisions, [*gaps, *unmeasured], left_out, planned),
+        judge_wall_clock(
+            _measure_span_h(specified), _measure_span_h(cells), whole=planned and not (unmeasured or left_out)
+        ),
     )
 
 
@@ -158,7 +160,7 @@ def _list_specified(cells: Collection[CellSummary]) -> list[CellSummary]:
     return [cell for cell in cells if cell.phase != CONFIRM or (cell.trial == 0 and not shapes_swept)]
 
 
-def _span_h(cells: Collection[CellSummary]) -> Estimate:
+def _measure_span_h(cells: Collection[CellSummary]) -> Estimate:
     ends = [cell.t_end_unix_s for cell in cells if cell.t_end_unix_s is not None]
     if not ends:
         return unknown("no cell was measured")
@@ -174,7 +176,7 @@ WITHIN_H = 6.0
 """Criterion 7."""
 
 
-def tax_reported(h1: Judgement) -> Judgement:
+def judge_tax_reported(h1: Judgement) -> Judgement:
     """1: tax_ttft_p90(mooncake_both, ref_safe) is reported, and with it whether the prior is accepted or revised."""
     rule = "tax_ttft_p90(mooncake_both) at ref_safe is reported, and the prior is accepted or revised"
     low, high = hypotheses.TAX_PRIOR
@@ -187,7 +189,7 @@ def tax_reported(h1: Judgement) -> Judgement:
     return _judge_reported("1", "H1 falsifiable", rule, h1, point, f"prior {h1.prior}", decided)
 
 
-def gap_reported(h2: Judgement) -> Judgement:
+def judge_gap_reported(h2: Judgement) -> Judgement:
     """2: the gap between NIXL and Mooncake at ref_safe is reported, and whether it agrees with the trace replay."""
     rule = "tax(mooncake_both) - tax(nixl_both) at ref_safe is reported, and agrees with the trace replay's or does not"
     low, high = hypotheses.GAP_WITHIN
@@ -196,7 +198,7 @@ def gap_reported(h2: Judgement) -> Judgement:
     return _judge_reported("2", "H2 testable", rule, h2, point, h2.prior, h2.outcome.is_decided)
 
 
-def cost_labeled(h3: Judgement) -> Judgement:
+def judge_cost_labeled(h3: Judgement) -> Judgement:
     """3: noop_connector's tax is reported and the tax of mooncake_both is labeled by the cost that dominates it."""
     rule = "tax(noop_connector) at ref_safe is reported and its share of tax(mooncake_both) gives a label"
     value = h3.measured.value
@@ -204,7 +206,7 @@ def cost_labeled(h3: Judgement) -> Judgement:
     return _judge_reported("3", "H3 disambiguated", rule, h3, point, f"{h3.label}: {h3.reason}", bool(h3.label))
 
 
-def additivity_decided(h4: Judgement) -> Judgement:
+def judge_additivity_decided(h4: Judgement) -> Judgement:
     """4: whether the stacked connectors' taxes add up is decided."""
     rule = "|tax(multi) - (tax(mooncake_both) + tax(lmcache_only))| / tax(multi) is at most 30 % (linear), or is not"
     value = h4.measured.value
@@ -213,7 +215,7 @@ def additivity_decided(h4: Judgement) -> Judgement:
     return _judge_reported("4", "H4 additivity", rule, h4, point, f"{h4.label}: {h4.reason}", h4.outcome.is_decided)
 
 
-def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
+def judge_trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
     """5: sign and magnitude of the TTFT tax along the input length and the TPOT tax along the output length."""
     rule = "tax_ttft_p90 along the input length and tax_tpot_p90 along the output length: sign and magnitude reported"
     parts = [
@@ -244,7 +246,7 @@ def _describe_sign(trend: Judgement) -> str:
     return f"{'grows' if value > 0 else 'does not grow'}, {value * 100:+.1f} pp per doubling"
 
 
-def artifacts_present(
+def judge_artifacts_present(
     rows: Sequence[ManifestRow],
     decisions: Mapping[str, PreflightDecision],
     gaps: Sequence[Gap],
@@ -291,7 +293,7 @@ def _is_unexplained(row: ManifestRow, decisions: Mapping[str, PreflightDecision]
     return row.status == SKIP and decision is not None and not decision.included and not decision.reason
 
 
-def wall_clock(sweep_h: Estimate, whole_h: Estimate, whole: bool) -> Judgement:
+def judge_wall_clock(sweep_h: Estimate, whole_h: Estimate, whole: bool) -> Judgement:
     """7: Phase A, Phase B and B' take less than six hours.
 
     Both in hours from the first cell's start to the last cell's end: of those phases in all trials, and of all cells.

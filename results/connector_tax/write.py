@@ -35,7 +35,7 @@ from results.records.layout import ConfigLayout, RunLayout
 from results.records.manifest import ManifestRow
 from results.records.reference_rates import CellSaturation
 from results.report.content import Report
-from results.report.document import report_title
+from results.report.document import format_report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_analysis
@@ -54,11 +54,11 @@ def write_results(root: Path) -> Analysis:
 def build_outputs(analysis: Analysis, layout: RunLayout) -> Outputs:
     return Outputs(
         aggregate=build_aggregate(analysis),
-        rows=flat_cells(analysis),
+        rows=flatten_cells(analysis),
         verdicts=build_verdicts(analysis),
         manifest=pd.DataFrame(analysis.manifest, columns=_MANIFEST_FIELDS, dtype=object),
         report=Report(
-            report_title(analysis.facts),
+            format_report_title(analysis.facts),
             build_page(analysis),
             build_report(analysis),
             build_figures(analysis, layout.root),
@@ -67,7 +67,7 @@ def build_outputs(analysis: Analysis, layout: RunLayout) -> Outputs:
         ),
         more={
             layout.tax_json: build_taxes(analysis),
-            layout.tax_csv: flat_taxes(analysis.taxes),
+            layout.tax_csv: flatten_taxes(analysis.taxes),
             **_build_summaries(analysis, layout),
         },
     )
@@ -124,12 +124,12 @@ def _judge_cell(analysis: Analysis, cell: CellSummary) -> JudgedCell:
     return JudgedCell(**pick_fields(cell, CellSummary), saturation=saturation)
 
 
-def flat_cells(analysis: Analysis) -> pd.DataFrame:
+def flatten_cells(analysis: Analysis) -> pd.DataFrame:
     """`aggregate.{csv,parquet}`: one row per cell."""
-    return build_frame(_flat_cell(analysis, cell) for cell in analysis.cells)
+    return build_frame(_flatten_cell(analysis, cell) for cell in analysis.cells)
 
 
-def _flat_cell(analysis: Analysis, cell: CellSummary) -> TaxedCellRow:
+def _flatten_cell(analysis: Analysis, cell: CellSummary) -> TaxedCellRow:
     judgement = analysis.saturation[cell.path]
     return TaxedCellRow(
         **pick_fields(cell, ConfigAtRate),
@@ -159,7 +159,7 @@ def build_verdicts(analysis: Analysis) -> TaxVerdicts:
     )
 
 
-def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
+def flatten_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
     """`tax.csv`: one row per tax."""
     return build_frame(_list_tax_rows(taxes))
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from results.records.estimate import Estimate, unknown
-from results.statistics.estimates import Samples, student_quantile
+from results.statistics.estimates import Samples, compute_student_quantile
 from results.statistics.judgement import Verdict, judged, withheld
 
 MIN_CONFIGS = 4
@@ -49,7 +49,7 @@ class Drift:
     """The cells that it rests on, or why it cannot be tested."""
 
 
-def drift_of(
+def estimate_drift(
     series: str,
     groups: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
     what: str,
@@ -102,7 +102,7 @@ def _average_slopes(slopes: Samples, weights: Samples, n: int, kind: str) -> Est
     mean = float(part @ slopes)
     left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves without this config
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
-    half = student_quantile(count - 1) * error
+    half = compute_student_quantile(count - 1) * error
     low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
     if half <= 0:
         reason = f"the slopes of all {kind} agree: nothing tells how they vary"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import CellRecord
-from results.statistics.estimates import clean, samples_needed, too_small
+from results.statistics.estimates import clean, count_samples_needed, too_small
 
 WAITING = "vllm:num_requests_waiting"
 RUNNING = "vllm:num_requests_running"
@@ -27,7 +27,7 @@ _Columns = Mapping[str, npt.NDArray[Any]]
 """Columns of scrapes, by name."""
 
 
-def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
+def measure_server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """Queue, KV use, prefix hits, preemptions and token rates of the measured window."""
     gauges = {"waiting_p50": (WAITING, 0.5), "running_p50": (RUNNING, 0.5), "kv_usage_max": (KV_USAGE, 1.0)}
     totals = {"prefix_cache_hit_tokens": PREFIX_HITS, "preemptions": PREEMPTIONS}
@@ -63,7 +63,7 @@ def _estimate_gauge(scraped: npt.NDArray[np.float64], quantile: float) -> Estima
         return unknown("no sample of it inside the measured window")
     n = int(samples.size)
     value = float(np.quantile(samples, quantile))
-    if quantile in (0.0, 1.0) or n >= samples_needed(quantile):
+    if quantile in (0.0, 1.0) or n >= count_samples_needed(quantile):
         return Estimate(value, n=n)
     return Estimate(value, float(samples.min()), float(samples.max()), n, too_small(n, quantile))
 

@@ -152,13 +152,13 @@ for _metric in (TTFT, TPOT, E2E):
     declare(_metric)
 
 
-def metric_values(table: pa.Table) -> dict[str, Samples]:
+def compute_metric_values(table: pa.Table) -> dict[str, Samples]:
     """Every declared metric of every row of request records, NaN where it has none."""
     columns, status = _read_columns(table)
     return {name: metric.values(columns, status) for name, metric in METRICS.items()}
 
 
-def metric_samples(table: pa.Table) -> dict[str, Samples]:
+def collect_metric_samples(table: pa.Table) -> dict[str, Samples]:
     """Every declared metric of the rows it applies to, in their order, NaN where a stamp of such a row is missing."""
     columns, status = _read_columns(table)
     return {name: metric.values(columns, status)[metric.applies(columns, status)] for name, metric in METRICS.items()}

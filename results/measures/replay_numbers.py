@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from results.measures.latency import METRICS, Mask
-from results.measures.summary import mean_and_percentiles
+from results.measures.summary import estimate_mean_and_percentiles
 from results.measures.turns import Turns, read_turns
 from results.records.estimate import Estimate, unknown
 
@@ -20,15 +20,19 @@ def replay_numbers(records: Path) -> Mapping[str, Estimate]:
     turns, gaps = read_turns(records, 0)
     if turns is None:
         damaged = unknown(f"the turn records cannot be read: the file {gaps[-1].reason}")
-        return latency_numbers(None) | dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra"), damaged)
-    return latency_numbers(turns) | {"apc_usage": apc_usage(turns, turns.completed)} | apc_bounds(turns)
+        return estimate_latency_numbers(None) | dict.fromkeys(
+            ("apc_usage", "apc_bound_any", "apc_bound_intra"), damaged
+        )
+    return (
+        estimate_latency_numbers(turns) | {"apc_usage": apc_usage(turns, turns.completed)} | compute_apc_bounds(turns)
+    )
 
 
-def latency_numbers(turns: Turns | None) -> dict[str, Estimate]:
+def estimate_latency_numbers(turns: Turns | None) -> dict[str, Estimate]:
     """Mean, p50, p90 and p99 of every declared metric, with the interval inside the cell; None = unreadable."""
     numbers: dict[str, Estimate] = {}
     for series in METRICS:
-        numbers |= mean_and_percentiles(series, None if turns is None else turns.series(series), UNREADABLE)
+        numbers |= estimate_mean_and_percentiles(series, None if turns is None else turns.series(series), UNREADABLE)
     return numbers
 
 
@@ -41,7 +45,7 @@ def apc_usage(turns: Turns, where: Mask) -> Estimate:
     return Estimate(float(turns.cached_tokens[stated].sum()) / prompts, n=int(stated.sum()))
 
 
-def apc_bounds(turns: Turns) -> dict[str, Estimate]:
+def compute_apc_bounds(turns: Turns) -> dict[str, Estimate]:
     """`apc_bound_any` and `apc_bound_intra`: the trace's bounds over the completed turns."""
     done = turns.completed
     whole = float(turns.input_tokens[done].sum())
@@ -54,14 +58,14 @@ def apc_bounds(turns: Turns) -> dict[str, Estimate]:
     }
 
 
-def apc_of_totals(prompt_tokens: float, cached_tokens: float) -> Estimate:
+def compute_apc_of_totals(prompt_tokens: float, cached_tokens: float) -> Estimate:
     """APC by engines' own counters: cached over all prompt tokens."""
     if prompt_tokens <= 0:
         return unknown("the engines counted no prompt token")
     return Estimate(cached_tokens / prompt_tokens)
 
 
-def apc_with_transfers(prompt_tokens: float, computed_tokens: float) -> Estimate:
+def compute_apc_with_transfers(prompt_tokens: float, computed_tokens: float) -> Estimate:
     """APC where KV was moved: the share of the clients' prompt tokens that no engine computed."""
     if prompt_tokens <= 0:
         return unknown("the engines counted no prompt token but those of transfers")

@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from results.measures.latency import METRICS, RequestMetric, Samples, metric_samples, metric_values
-from results.measures.summary import NONE_LOST, Lost, percentile_estimates
+from results.measures.latency import METRICS, RequestMetric, Samples, collect_metric_samples, compute_metric_values
+from results.measures.summary import NONE_LOST, Lost, estimate_percentiles
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import TIMED_OUT, CellRecord, RequestStatus
-from results.statistics.estimates import student_quantile
+from results.statistics.estimates import compute_student_quantile
 
 _UNREADABLE = "the request records cannot be read"
 
@@ -33,7 +33,7 @@ class Requests:
 
     every: pd.DataFrame
     due: pd.DataFrame
-    """`due_in_window` of them."""
+    """`select_due_in_window` of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Latencies:
     """Every declared metric of the requests due in one cell's window."""
 
     samples: Mapping[str, Samples]
-    """As `latency_samples`."""
+    """As `collect_latency_samples`."""
     waited: Mapping[str, Samples]
     """Lower bounds of the infinite samples."""
     lost: Mapping[str, Lost]
@@ -49,10 +49,10 @@ class Latencies:
 
 
 def select_due(frame: pd.DataFrame, record: CellRecord) -> Requests:
-    return Requests(frame, due_in_window(frame, record))
+    return Requests(frame, select_due_in_window(frame, record))
 
 
-def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+def select_due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The requests whose intended send is in the measured window."""
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
 
@@ -70,7 +70,7 @@ def _count_timed_out_as_cut(due: pd.DataFrame) -> pd.DataFrame:
     return relabeled
 
 
-def request_counts(requests: Requests | None) -> dict[str, int | None]:
+def count_requests(requests: Requests | None) -> dict[str, int | None]:
     """Requests due in the window by how they ended, and `warmup`, those due before it; None = unreadable."""
     if requests is None:
         return dict.fromkeys(("completed", "failed", "dropped", "cut", "warmup"))
@@ -85,24 +85,24 @@ def request_counts(requests: Requests | None) -> dict[str, int | None]:
     return counts | {"warmup": int(requests.every["warmup"].sum())}
 
 
-def latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
+def collect_latency_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
     """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
 
     Those that were cut or timed out before they had a value follow as infinity where the metric declares a bound that
     is known. A request without a first token has no bound of TPOT: `Latencies.lost`.
     """
-    return measure_latencies(due_in_window(frame, record)).samples
+    return measure_latencies(select_due_in_window(frame, record)).samples
 
 
 def measure_latencies(due: pd.DataFrame) -> Latencies:
     """Latencies of these requests, which were due in the window."""
     relabeled = _count_timed_out_as_cut(due)
     table = pa.Table.from_pandas(relabeled, preserve_index=False)
-    samples = metric_samples(table)
+    samples = collect_metric_samples(table)
     if (relabeled["status"] == RequestStatus.OK.value).all():
         return Latencies(samples, {}, {})
     waited, lost = dict[str, Samples](), dict[str, Lost]()
-    for name, values in metric_values(table).items():
+    for name, values in compute_metric_values(table).items():
         waited[name], lost[name] = _censor(METRICS[name], relabeled[np.isnan(values)])
         samples[name] = np.append(samples[name], np.full(waited[name].size, np.inf))
     return Latencies(samples, waited, lost)
@@ -138,11 +138,11 @@ def latencies(measured: Latencies | None) -> dict[str, Estimate]:
     estimates: dict[str, Estimate] = {}
     if measured is None:
         for name in METRICS:
-            estimates |= percentile_estimates(name, None, _UNREADABLE)
+            estimates |= estimate_percentiles(name, None, _UNREADABLE)
         return estimates
     for name, values in measured.samples.items():
         waited, lost = measured.waited.get(name), measured.lost.get(name, NONE_LOST)
-        estimates |= percentile_estimates(name, values, _UNREADABLE, waited, lost)
+        estimates |= estimate_percentiles(name, values, _UNREADABLE, waited, lost)
     return estimates
 
 
@@ -162,14 +162,14 @@ def throughput(requests: Requests | None, record: CellRecord) -> dict[str, Estim
         "effective_throughput_per_s": Estimate(inside / window_s, n=inside),
         "offered_throughput_per_s": Estimate(len(due) / window_s, n=len(due)),
         "throughput_ratio": Estimate(inside / window_s / requested, n=inside),
-        "cohort_ratio": _cohort_ratio(due),
+        "cohort_ratio": _estimate_cohort_ratio(due),
         "cached_prompt_tokens": Estimate(float(cached.sum()), n=int(cached.count()))
         if cached.count()
         else unknown("the engine did not report cached tokens"),
     }
 
 
-def _cohort_ratio(due: pd.DataFrame) -> Estimate:
+def _estimate_cohort_ratio(due: pd.DataFrame) -> Estimate:
     """Completion rate of the requests due in the window over the rate at which they were due.
 
     (completions - 1) / (last - first completion) over (requests - 1) / (last - first send); a request that the cap on
@@ -189,11 +189,11 @@ def _cohort_ratio(due: pd.DataFrame) -> Estimate:
     if cut:
         why = f"{cut} of {len(due)} requests were cut by the end of the drain: the ratio is at most {ratio:.3f}"
         return Estimate(None, high=ratio, n=n, reason=why)
-    low, high = _cohort_bounds(due, ratio) if len(due) == n else (ratio, ratio)
+    low, high = _compute_cohort_bounds(due, ratio) if len(due) == n else (ratio, ratio)
     return Estimate(ratio, low, high, n)
 
 
-def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None, float | None]:
+def _compute_cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None, float | None]:
     """Bounds of the cohort's ratio: those of the slope of completion over send time (least squares, Student's t).
 
     The ratio rests on the first and the last completion: one slow request at an end moves the ratio, not the slope.
@@ -208,7 +208,7 @@ def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None,
     slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
     residual = y - y.mean() - slope * (x - x.mean())
     error = math.sqrt(float(residual @ residual) / degrees / spread)
-    half = student_quantile(degrees) * error
+    half = compute_student_quantile(degrees) * error
     low = 1 / (slope + half) if slope + half > 0 else None
     high = 1 / (slope - half) if slope - half > 0 else None
     return (None if low is None else min(low, ratio)), (None if high is None else max(high, ratio))

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from results.measures.latency import Mask
-from results.measures.summary import STEP_POINTS, percentile_name
+from results.measures.summary import STEP_POINTS, name_percentile
 from results.records.estimate import Estimate, unknown
 from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_FIELDS_US, STEP_SUMS_US, CellRecord
 from results.statistics.estimates import Samples, clean
@@ -41,7 +41,7 @@ def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:
     return PERIOD if any(timing.get("batch_queue") for timing in timings) else LATENCY
 
 
-def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+def select_steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
     """The steps scheduled in the measured window, with CALLBACKS and ALL_CALLBACKS."""
     inside = (frame["t_ns"] >= record.t_window_start_ns) & (frame["t_ns"] < record.t_window_end_ns)
     steps = frame[inside].copy()
@@ -52,28 +52,28 @@ def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
 
 def step_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, int | None]:
     """How many steps had work, and how many had none; None = not known."""
-    if frame is None or _why_unknown(_TOKENS, record):
+    if frame is None or _explain_unknown(_TOKENS, record):
         return {"steps": None, "empty_steps": None}
     busy = int(np.count_nonzero(_is_busy(frame)))
     return {"steps": busy, "empty_steps": len(frame) - busy}
 
 
-def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
+def collect_step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
     """Every series of STEP_SERIES over the non-empty steps in order of time (us); empty where it is not reliable."""
     busy = _is_busy(frame)
     return {
-        name: np.empty(0) if _why_unknown(_columns_of(name), record) else clean(frame[name].to_numpy()[busy])
+        name: np.empty(0) if _explain_unknown(_list_columns(name), record) else clean(frame[name].to_numpy()[busy])
         for name in STEP_SERIES
     }
 
 
-def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
+def estimate_step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """Mean, p50 and p90 of every step series over the steps that had work (us), and means over those with prefill.
 
     The children of a MultiConnector only where the engine has some.
     """
     wanted = [name for name in STEP_SERIES if name not in CHILD_FIELDS_US or record.step_timing.get("children")]
-    series = None if frame is None else step_series(frame, record)
+    series = None if frame is None else collect_step_series(frame, record)
     estimates: dict[str, Estimate] = {}
     for name in wanted:
         samples = np.empty(0) if series is None else series[name]
@@ -81,26 +81,28 @@ def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Est
             numbers = (samples.mean(), *np.quantile(samples, tuple(STEP_POINTS.values())))
             values = [Estimate(float(value), n=int(samples.size), reason=_NO_INTERVAL) for value in numbers]
         else:
-            values = [unknown(_why_no_samples(name, frame, record))] * (1 + len(STEP_POINTS))
-        names = [percentile_name(name, point) for point in ("mean", *STEP_POINTS)]
+            values = [unknown(_explain_no_samples(name, frame, record))] * (1 + len(STEP_POINTS))
+        names = [name_percentile(name, point) for point in ("mean", *STEP_POINTS)]
         estimates |= dict(zip(names, values, strict=True))
-    prefill = {percentile_name(name, "prefill_mean"): _prefill_mean(name, frame, record) for name in PREFILL_SERIES}
+    prefill = {
+        name_percentile(name, "prefill_mean"): _compute_prefill_mean(name, frame, record) for name in PREFILL_SERIES
+    }
     return estimates | prefill
 
 
-def _prefill_mean(series: str, frame: pd.DataFrame | None, record: CellRecord) -> Estimate:
+def _compute_prefill_mean(series: str, frame: pd.DataFrame | None, record: CellRecord) -> Estimate:
     """Over the steps that hold prefill tokens (us)."""
-    if frame is None or _why_unknown(_columns_of(series), record):
-        return unknown(_why_no_samples(series, frame, record))
+    if frame is None or _explain_unknown(_list_columns(series), record):
+        return unknown(_explain_no_samples(series, frame, record))
     samples = clean(frame[series].to_numpy()[frame["prefill_tokens"].fillna(0).to_numpy() > 0])
     if not samples.size:
         return unknown("no step with prefill tokens has it")
     return Estimate(float(samples.mean()), n=int(samples.size), reason=_NO_INTERVAL)
 
 
-def _why_no_samples(series: str, frame: pd.DataFrame | None, record: CellRecord) -> str:
+def _explain_no_samples(series: str, frame: pd.DataFrame | None, record: CellRecord) -> str:
     if frame is not None:
-        return _why_unknown(_columns_of(series), record) or "no step has it"
+        return _explain_unknown(_list_columns(series), record) or "no step has it"
     available = record.step_timing.get("available", False)
     return "the step records cannot be read" if available else f"no step timing: {record.step_timing.get('reason')}"
 
@@ -111,12 +113,12 @@ def _is_busy(frame: pd.DataFrame) -> Mask:
     return np.asarray(prefill + decode > 0, dtype=np.bool_)
 
 
-def _columns_of(series: str) -> tuple[str, ...]:
+def _list_columns(series: str) -> tuple[str, ...]:
     """The recorded columns behind a series; without token counts an idle step looks like a working one."""
     return (*_SUMS.get(series, (series,)), *_TOKENS)
 
 
-def _why_unknown(columns: tuple[str, ...], record: CellRecord) -> str:
+def _explain_unknown(columns: tuple[str, ...], record: CellRecord) -> str:
     """Why these columns are not reliable; empty where they are."""
     reasons: Mapping[str, str] = record.step_timing.get("unavailable_fields") or {}
     return "; ".join(f"{name}: {reasons[name]}" for name in columns if name in reasons)

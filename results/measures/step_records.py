@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from results.records.errors import RingError
 from results.records.frames import STEP_SCHEMA, write_parquet
 from results.records.percent import format_percent
-from results.records.rings import MISSING, Records, RingHeader, RingReader, ring_paths
+from results.records.rings import MISSING, Records, RingHeader, RingReader, list_ring_paths
 from results.records.schemas import CHILD_FIELDS_US, SAVE_FIELD_US, STEP_COUNTS, STEP_FIELDS_US, WORKER_FIELDS_US
 
 JOIN_RATIO = 0.99
@@ -75,7 +75,7 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
     mute = next((ring for ring in engines if not ring.header.step_timing_available), None)
     engines = [ring for ring in engines if ring.header.step_timing_available and len(ring.rows)]
     if not engines:
-        return StepCut(available=False, reason=_why_nothing(rings_dir, mute, broken))
+        return StepCut(available=False, reason=_explain_no_records(rings_dir, mute, broken))
     workers, broken_workers = _read_role(rings_dir, "worker", t0_ns, t1_ns + _WORKER_SLACK_NS)
     table, ratio = _join_rings(engines, workers)
     write_steps(table, jsonl_path)
@@ -96,7 +96,7 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
 def _read_role(folder: Path, role: str, t0_ns: int, t1_ns: int) -> tuple[list[_Ring], list[str]]:
     """The rings of one role cut to the window, and why others could not be read."""
     rings, broken = [], []
-    for path in ring_paths(folder, role):
+    for path in list_ring_paths(folder, role):
         try:
             rings.append(_read_window(path, t0_ns, t1_ns))
         except RingError as error:
@@ -122,12 +122,12 @@ def _read_window(path: Path, t0_ns: int, t1_ns: int) -> _Ring:
         return _Ring(reader.header, np.concatenate(chunks) if chunks else empty, lost)
 
 
-def _why_nothing(folder: Path, mute: _Ring | None, broken: list[str]) -> str:
+def _explain_no_records(folder: Path, mute: _Ring | None, broken: list[str]) -> str:
     if mute is not None:
         return mute.header.reason or "the probe says that step timing is not available"
     if broken:
         return "; ".join(broken)
-    if not ring_paths(folder, "engine"):
+    if not list_ring_paths(folder, "engine"):
         return "no step ring: the probe did not run in the engine process"
     return "no engine step was recorded in the cell's window"
 
@@ -231,13 +231,13 @@ def write_steps(table: pa.Table, jsonl_path: Path) -> None:
     """Writes a table of STEP_SCHEMA as JSONL and Parquet beside it. Raises OSError."""
     digest = hashlib.sha256()
     with jsonl_path.open("wb") as file:
-        for lines in _json_lines(table):
+        for lines in _format_json_lines(table):
             digest.update(lines)
             file.write(lines)
     write_parquet(table, jsonl_path, digest.hexdigest())
 
 
-def _json_lines(table: pa.Table) -> Iterator[bytes]:
+def _format_json_lines(table: pa.Table) -> Iterator[bytes]:
     """The table as JSONL, assembled a column at a time."""
     for batch in table.to_batches(max_chunksize=_ROWS_PER_WRITE):
         pieces: list[Any] = []

@@ -10,7 +10,7 @@ import numpy as np
 
 from results.measures.latency import METRICS
 from results.records.estimate import Estimate, unknown
-from results.statistics.estimates import Samples, clean, mean, order_statistic_ranks, percentiles
+from results.statistics.estimates import Samples, clean, find_order_statistic_ranks, mean, percentiles
 
 POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 MOST_LOST = 0.05
@@ -49,26 +49,26 @@ NONE_LOST = Lost()
 def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:
     """The values as columns; those of declared metrics have `_low`, `_high` and `_n` columns beside them."""
     row: dict[str, float | int | None] = {}
-    of_metrics = {percentile_name(series, point) for series in METRICS for point in ("mean", *POINTS)}
+    of_metrics = {name_percentile(series, point) for series in METRICS for point in ("mean", *POINTS)}
     for name, estimate in values.items():
         row[name] = estimate.value
         if name in of_metrics:
-            row |= bounded_columns(name, estimate) | {f"{name}_n": estimate.n}
+            row |= make_bounded_columns(name, estimate) | {f"{name}_n": estimate.n}
     return row
 
 
-def bounded_columns(name: str, estimate: Estimate) -> dict[str, float | None]:
+def make_bounded_columns(name: str, estimate: Estimate) -> dict[str, float | None]:
     """The value in a column of this name, its bounds in `_low` and `_high` beside it."""
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
-def percentile_name(series: str, point: str) -> str:
+def name_percentile(series: str, point: str) -> str:
     """`ttft_s`, `p90` -> `ttft_p90_s`: the unit stays last."""
     stem, _, unit = series.rpartition("_")
     return f"{stem}_{point}_{unit}"
 
 
-def percentile_estimates(
+def estimate_percentiles(
     series: str, samples: Samples | None, why: str, waited: Samples | None = None, lost: Lost = NONE_LOST
 ) -> dict[str, Estimate]:
     """Each of POINTS of a series with its interval, by its name; `why`: the reason where there are no samples.
@@ -76,18 +76,18 @@ def percentile_estimates(
     waited: lower bounds of the infinite samples, whose requests were cut or timed out.
     lost: those without a sample or a bound.
     """
-    points = {percentile_name(series, point): p for point, p in POINTS.items()}
+    points = {name_percentile(series, point): p for point, p in POINTS.items()}
     if samples is None:
         return dict.fromkeys(points, unknown(why))
     if lost.count > MOST_LOST * (samples.size + lost.count):
         bounded = np.concatenate((clean(samples), np.empty(0) if waited is None else waited, np.zeros(lost.count)))
-        return {name: _lost_percentile(series, bounded, lost, p) for name, p in points.items()}
+        return {name: _bound_lost_percentile(series, bounded, lost, p) for name, p in points.items()}
     if waited is None or not waited.size:
         return dict(zip(points, percentiles(samples, tuple(points.values())), strict=True))
-    return {name: _censored_percentile(clean(samples), waited, p) for name, p in points.items()}
+    return {name: _estimate_censored_percentile(clean(samples), waited, p) for name, p in points.items()}
 
 
-def _lost_percentile(series: str, bounded: Samples, lost: Lost, p: float) -> Estimate:
+def _bound_lost_percentile(series: str, bounded: Samples, lost: Lost, p: float) -> Estimate:
     """Unknown, with its lower bound. `bounded`: lower bounds of every request, 0 of the lost ones.
 
     A metric that declares no bound may be below 0, so it has none.
@@ -98,12 +98,12 @@ def _lost_percentile(series: str, bounded: Samples, lost: Lost, p: float) -> Est
     return Estimate(None, low=low, n=int(bounded.size), reason=why)
 
 
-def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
+def _estimate_censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
     """The p-quantile of `known` and of requests that took at least `waited`: known where it does not depend on how long
     those took, else between `low` and `high`."""
     n = int(known.size + waited.size)
     slowest = np.sort(np.concatenate((known, np.full(waited.size, np.inf))))
-    low_rank, high_rank = order_statistic_ranks(n, p)
+    low_rank, high_rank = find_order_statistic_ranks(n, p)
     position = (n - 1) * p
     least = float(np.quantile(np.concatenate((known, waited)), p))
     most = math.inf
@@ -120,7 +120,7 @@ def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
     return Estimate(most, low, high, n)
 
 
-def mean_and_percentiles(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:
-    """The mean first, then as `percentile_estimates`."""
+def estimate_mean_and_percentiles(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:
+    """The mean first, then as `estimate_percentiles`."""
     first = unknown(why) if samples is None else mean(samples)
-    return {percentile_name(series, "mean"): first, **percentile_estimates(series, samples, why)}
+    return {name_percentile(series, "mean"): first, **estimate_percentiles(series, samples, why)}

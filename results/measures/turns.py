@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from results.measures.latency import Mask, metric_values
-from results.records.declaration import fields_of
-from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_table
+from results.measures.latency import Mask, compute_metric_values
+from results.records.declaration import list_record_fields
+from results.records.frames import TURN_SCHEMA, Gap, name_artifact, read_table
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from results.statistics.estimates import Ranks, Samples
@@ -89,57 +89,57 @@ def read_turns(path: Path, t_start_ns: int, checksum: str | None = None) -> tupl
     if isinstance(loaded, Gap):
         return None, (loaded,)
     table, gaps = loaded
-    turns = turns_of(table, t_start_ns)
+    turns = convert_to_turns(table, t_start_ns)
     twice = int(turns.index.size - np.unique(turns.index).size)
     if twice:
-        return None, (*gaps, Gap(artifact_name(path), f"is damaged: {twice} turns are there twice"))
+        return None, (*gaps, Gap(name_artifact(path), f"is damaged: {twice} turns are there twice"))
     return turns, gaps
 
 
-def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
+def convert_to_turns(table: pa.Table, t_start_ns: int) -> Turns:
     """The columns of a `metrics.jsonl` table (TURN_SCHEMA); `t_start_ns`: the cell's start."""
     ordered = table.sort_by("index")
-    counted = (one.name for one in fields_of(TurnRecord) if one.unit and not one.name.endswith("_ns"))
+    counted = (one.name for one in list_record_fields(TurnRecord) if one.unit and not one.name.endswith("_ns"))
     return Turns(
         index=ordered["index"].to_numpy(),
-        session=_words(ordered["session"]),
-        status=_words(ordered["status"]),
-        instance=_words(pc.fill_null(ordered["instance"], "")),
-        due_s=_seconds_between(ordered["t_due_ns"], t_start_ns),
-        send_s=_seconds_between(ordered["t_send_ns"], t_start_ns),
-        first_s=_seconds_between(ordered["t_first_token_ns"], t_start_ns),
-        end_s=_seconds_between(ordered["t_end_ns"], t_start_ns),
-        numbers={**{name: _floats(ordered[name]) for name in counted}, **metric_values(ordered)},
+        session=_convert_to_words(ordered["session"]),
+        status=_convert_to_words(ordered["status"]),
+        instance=_convert_to_words(pc.fill_null(ordered["instance"], "")),
+        due_s=_compute_seconds_between(ordered["t_due_ns"], t_start_ns),
+        send_s=_compute_seconds_between(ordered["t_send_ns"], t_start_ns),
+        first_s=_compute_seconds_between(ordered["t_first_token_ns"], t_start_ns),
+        end_s=_compute_seconds_between(ordered["t_end_ns"], t_start_ns),
+        numbers={**{name: _convert_to_floats(ordered[name]) for name in counted}, **compute_metric_values(ordered)},
     )
 
 
-def _seconds_between(until: pa.ChunkedArray, since: int) -> Samples:
+def _compute_seconds_between(until: pa.ChunkedArray, since: int) -> Samples:
     """Between two moments (ns); subtracted as integers, because a float does not hold them."""
-    return _floats(pc.subtract(until, since)) / 1e9
+    return _convert_to_floats(pc.subtract(until, since)) / 1e9
 
 
-def _floats(column: pa.ChunkedArray) -> Samples:
+def _convert_to_floats(column: pa.ChunkedArray) -> Samples:
     """NaN for null."""
     values: Samples = column.cast(pa.float64(), safe=False).to_numpy()
     return values
 
 
-def _words(column: pa.ChunkedArray) -> Words:
+def _convert_to_words(column: pa.ChunkedArray) -> Words:
     """Texts; None for null."""
     return np.array(column.to_pylist(), dtype=object)
 
 
-def session_times(turns: Turns) -> SessionTimes:
+def measure_session_times(turns: Turns) -> SessionTimes:
     """Times of the sessions with at least one turn that was sent and ended."""
     known = np.isfinite(turns.send_s) & np.isfinite(turns.end_s)
     spans: dict[str, list[tuple[float, float]]] = {}
     for session, send, end in zip(turns.session[known], turns.send_s[known], turns.end_s[known], strict=True):
         spans.setdefault(str(session), []).append((float(send), float(end)))
     rows = sorted((min(own)[0], session, own) for session, own in spans.items())
-    busy = np.array([covered_time(own) for _, _, own in rows], dtype=np.float64)
+    busy = np.array([measure_covered_time(own) for _, _, own in rows], dtype=np.float64)
     stay = np.array([max(end for _, end in own) - begin for begin, _, own in rows], dtype=np.float64)
     begins = np.array([begin for begin, _, _ in rows], dtype=np.float64)
-    due = _first_arrivals(turns)
+    due = _find_first_arrivals(turns)
     arrivals = np.array([min(due.get(session, begin), begin) for begin, session, _ in rows], dtype=np.float64)
     return SessionTimes(tuple(session for _, session, _ in rows), arrivals, begins, busy, stay - busy)
 
@@ -153,7 +153,7 @@ def count_in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples
     return np.cumsum(steps[order])[:-1], np.diff(moments[order])
 
 
-def _first_arrivals(turns: Turns) -> dict[str, float]:
+def _find_first_arrivals(turns: Turns) -> dict[str, float]:
     """By session, its earliest due time without the wait for the limit on sessions in flight."""
     first: dict[str, float] = {}
     for session, due in zip(turns.session, turns.due_s - turns.session_delay_s, strict=True):
@@ -162,7 +162,7 @@ def _first_arrivals(turns: Turns) -> dict[str, float]:
     return first
 
 
-def covered_time(spans: Iterable[tuple[float, float]]) -> float:
+def measure_covered_time(spans: Iterable[tuple[float, float]]) -> float:
     """Time in at least one of these spans (begin, end)."""
     total, until = 0.0, -np.inf
     for begin, end in sorted(spans):

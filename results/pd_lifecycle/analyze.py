@@ -33,9 +33,9 @@ from results.pd_lifecycle.read import (
     read_records,
 )
 from results.pd_lifecycle.summary import summarize_configs
-from results.pd_lifecycle.transfer_regression import transfers_of
+from results.pd_lifecycle.transfer_regression import collect_transfers
 from results.pd_lifecycle.volumes import measure_volumes
-from results.records.engine_faults import engine_fault_gaps
+from results.records.engine_faults import list_engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.frames import Gap
 from results.records.layout import LifecycleLayout
@@ -99,7 +99,7 @@ def analyze(root: Path) -> LifecycleAnalysis:
         settings=settings,
         records=records,
         configs=summarize_configs(compared, contents.discards),
-        costs=fit_costs(transfers_of(compared), link_gbps=link_gbps, knee_share=settings.knee_share),
+        costs=fit_costs(collect_transfers(compared), link_gbps=link_gbps, knee_share=settings.knee_share),
         links=links,
         no_link=no_link,
         launches=len(split_launches(compared)),
@@ -149,7 +149,7 @@ def _judge_criteria(measured: LifecycleAnalysis) -> tuple[Judgement, ...]:
         *([verdicts.judge_overhead(plain, measured.plain_break_evens)] if plain else []),
         verdicts.judge_overhead(measured.overheads, measured.break_evens, measured.order_effects),
     ]
-    fitted = len(transfers_of(measured.compared).split_launches())
+    fitted = len(collect_transfers(measured.compared).split_launches())
     complete = verdicts.judge_completeness(measured.records)
     increment = verdicts.judge_increment(measured.volumes, verdicts.list_unsized(measured.records))
     of_times = (
@@ -168,7 +168,7 @@ def _find_gaps(root: Path, contents: Collected, records: Sequence[LifecycleRecor
     return [
         *(Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(missing.items())),
         *find_size_mismatches(records, blocks),
-        *engine_fault_gaps(root),
+        *list_engine_fault_gaps(root),
     ]
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from results.pd_lifecycle.transfer_regression import (
     Transfers,
+    explain_inseparable,
     fit_least_squares,
-    percentile_interval,
+    make_percentile_interval,
     solve_each,
-    why_inseparable,
 )
 from results.records.estimate import Estimate, figure, unknown
 from results.records.percent import format_percent
@@ -69,12 +69,14 @@ def fit_curve(
     """These medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
     why = explain_no_line(gamma)
     if why:
-        return points, no_knee(share, why)
+        return points, make_unknown_knee(share, why)
     columns, operations = _choose_columns(transfers, weights)
     alpha, beta, *_ = fit_least_squares(columns, transfers.ms, weights, transfers.cell)
     own_weights = drawn if isinstance(drawn, str) else drawn * weights
     knee = _estimate_knee(transfers, columns, alpha, beta, own_weights, share)
-    return compare_with_limit(points, Knee(share, bandwidth_of(beta), knee, alpha.value, None, operations=operations))
+    return compare_with_limit(
+        points, Knee(share, compute_bandwidth(beta), knee, alpha.value, None, operations=operations)
+    )
 
 
 def explain_no_line(gamma: Estimate | None) -> str:
@@ -95,9 +97,9 @@ def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tupl
     limit = fitted.asymptote_gbps.value
     if limit is None:
         return points, fitted
-    why = _why_no_limit(points, limit)
+    why = _explain_no_limit(points, limit)
     if why:
-        return points, no_knee(fitted.share, why)
+        return points, make_unknown_knee(fitted.share, why)
     shares = tuple(
         point if point.gbps.value is None else replace(point, of_asymptote=point.gbps.value / limit) for point in points
     )
@@ -105,11 +107,11 @@ def compare_with_limit(points: tuple[BandwidthPoint, ...], fitted: Knee) -> tupl
     return shares, replace(fitted, measured_bytes=measured, reason=note)
 
 
-def no_knee(share: float, why: str) -> Knee:
+def make_unknown_knee(share: float, why: str) -> Knee:
     return Knee(share, unknown(why), unknown(why), None, None, why)
 
 
-def points_of(transfers: Transfers, link_gbps: float | None) -> tuple[BandwidthPoint, ...]:
+def measure_curve_points(transfers: Transfers, link_gbps: float | None) -> tuple[BandwidthPoint, ...]:
     """The median transfer of each N."""
     points = []
     for group, tokens in enumerate(transfers.new_tokens):
@@ -138,7 +140,7 @@ def _choose_columns(transfers: Transfers, weights: Samples) -> tuple[list[Sample
         return [megabytes], "write operations were not counted"
     per_mb = float(np.median(transfers.operations / megabytes))
     ratio = f"{figure(per_mb, 3)} operations per 10^6 bytes"
-    if not why_inseparable(transfers, weights):
+    if not explain_inseparable(transfers, weights):
         return [megabytes, transfers.operations - per_mb * transfers.bytes / 1e6], ratio
     if np.ptp(transfers.operations) == 0:
         ratio = f"{transfers.operations[0]:g} operations each"
@@ -159,10 +161,10 @@ def _estimate_knee(
         return Estimate(value, n=transfers.n, reason=drawn)
     coefficients = solve_each(columns, transfers.ms, drawn)
     replicates = factor * np.maximum(coefficients[:, 0], 0) / np.maximum(coefficients[:, 1], 1e-3 * beta.value)
-    return percentile_interval(value, replicates, transfers.n)
+    return make_percentile_interval(value, replicates, transfers.n)
 
 
-def bandwidth_of(beta: Estimate) -> Estimate:
+def compute_bandwidth(beta: Estimate) -> Estimate:
     """1 / beta in Gbit/s, from beta in ms per 10^6 bytes.
 
     It falls as beta rises: its bounds are the inverses of beta's, swapped. An infinite bound is None.
@@ -175,7 +177,7 @@ def bandwidth_of(beta: Estimate) -> Estimate:
     return Estimate(8 / beta.value, low, high, beta.n, beta.reason, beta.basis, beta.launches)
 
 
-def _why_no_limit(points: Sequence[BandwidthPoint], limit: float) -> str:
+def _explain_no_limit(points: Sequence[BandwidthPoint], limit: float) -> str:
     """Why the line's asymptote is no limit: the interval of a median, or half of the medians, lie above it."""
     above = [point.gbps.value for point in points if point.gbps.value is not None and point.gbps.value > limit]
     surely = [point for point in points if point.gbps.low is not None and point.gbps.low > limit]

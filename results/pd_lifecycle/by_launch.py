@@ -40,7 +40,7 @@ def find_incomplete_launches(records: Sequence[LifecycleRecord]) -> tuple[Incomp
     A size is compared only if every launch measured it, so one short launch would cost all others their sizes. The rule
     reads which (C, N) have a counted request, and no measured value.
     """
-    sizes = {trial: {size_of(record) for record in own} for trial, own in split_launches(records).items()}
+    sizes = {trial: {read_size(record) for record in own} for trial, own in split_launches(records).items()}
     total = len({size for own in sizes.values() for size in own})
     short = tuple(IncompleteLaunch(trial, len(own), total) for trial, own in sizes.items() if 2 * len(own) < total)
     return short if len(sizes) - len(short) >= MIN_PAIRED else ()
@@ -53,7 +53,7 @@ def drop_launches(
     return tuple(record for record in records if record.trial not in trials)
 
 
-def size_of(record: LifecycleRecord) -> Size:
+def read_size(record: LifecycleRecord) -> Size:
     return record.config.prior_context, record.config.current_new_tokens
 
 
@@ -81,7 +81,7 @@ def measure_log_ratios(
         ratio = ratio_of(record) if record.counted else None
         if ratio is not None and ratio > 0:
             order = None if first_of is None else first_of(record)
-            own = logs.setdefault(size_of(record), {}).setdefault(record.trial, {})
+            own = logs.setdefault(read_size(record), {}).setdefault(record.trial, {})
             own.setdefault(order, []).append(math.log(ratio))
     return {
         size: {trial: _balance_medians(orders) for trial, orders in launches.items()}

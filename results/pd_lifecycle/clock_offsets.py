@@ -86,7 +86,7 @@ def exchange_of(stamps: Stamps, more: MoreStamps) -> StampedExchange | None:
     return StampedExchange(asked, heard, answered, got)
 
 
-def clock_of(router: str, prefill: str, decode: str, exchange: StampedExchange | None) -> Clock:
+def estimate_clock(router: str, prefill: str, decode: str, exchange: StampedExchange | None) -> Clock:
     """The clocks by one exchange alone. router, prefill, decode: boot ids of their hosts."""
     hosts = Clock(router, prefill, decode)
     if prefill and prefill == decode:

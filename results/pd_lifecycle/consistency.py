@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from results.measures.drift import DriftVerdict, drift_of
+from results.measures.drift import DriftVerdict, estimate_drift
 from results.pd_lifecycle.paired_requests import COMBINED, TTFT
 from results.pd_lifecycle.phases import TURNED
 from results.pd_lifecycle.read import CellKey
@@ -183,5 +183,5 @@ def _measure_drift(
             groups.setdefault(f"launch {trial}", []).append([(at * unit, value) for at, value in medians])
     what = "medians of cells of one size and several output lengths"
     short = "launches have a (C, N) of several output lengths"
-    drift = drift_of(f"{name}_ms", groups, what, short=short, kind="launches", least=MIN_PAIRED)
+    drift = estimate_drift(f"{name}_ms", groups, what, short=short, kind="launches", least=MIN_PAIRED)
     return RunDrift(drift.series, drift.slope_per_h, span_s or None, drift.verdict, drift.reason)

@@ -18,27 +18,27 @@ import numpy as np
 from results.pd_lifecycle.bandwidth_curve import (
     BandwidthPoint,
     Knee,
-    bandwidth_of,
     compare_with_limit,
+    compute_bandwidth,
     explain_no_line,
     fit_curve,
-    no_knee,
-    points_of,
+    make_unknown_knee,
+    measure_curve_points,
 )
 from results.pd_lifecycle.transfer_regression import (
     MIN_TRANSFERS,
     Transfers,
-    design_of,
+    build_design,
     draw_weights,
+    explain_inseparable,
     fit_least_squares,
-    percentile_interval,
+    make_percentile_interval,
     solve_each,
     solve_weighted,
-    why_inseparable,
 )
 from results.records.estimate import Estimate, unknown
 from results.statistics.estimates import Samples, cut_bounds
-from results.statistics.launch_fit import mean_over_launches, merge_launches
+from results.statistics.launch_fit import estimate_mean_over_launches, merge_launches
 from results.statistics.trials import MIN_PAIRED
 
 SEED = 20_310
@@ -112,12 +112,12 @@ def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: 
 
     alone: no launches decide whether an operation's cost leaves a limit, so the spread over cells does.
     """
-    points, why = points_of(transfers, link_gbps), _why_no_fit(transfers)
+    points, why = measure_curve_points(transfers, link_gbps), _explain_no_fit(transfers)
     if why:
         nothing = unknown(why)
         none = CostModel("", unknown(why, transfers.n), nothing, nothing, nothing)
-        return Costs(none, none, none, points, no_knee(knee_share, why), Spread(nothing, nothing, 0, nothing))
-    weights, drawn = _relative_weights(transfers), draw_weights(transfers, SEED)
+        return Costs(none, none, none, points, make_unknown_knee(knee_share, why), Spread(nothing, nothing, 0, nothing))
+    weights, drawn = _compute_relative_weights(transfers), draw_weights(transfers, SEED)
     operations = _fit_with_operations(transfers, weights, points)
     gamma = operations.gamma_ms if alone else None
     points, knee = fit_curve(transfers, weights, drawn, points, gamma=gamma, share=knee_share)
@@ -135,7 +135,7 @@ def _merge_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
     """The fits of the launches merged; what the fit of all transfers lacks stays unknown."""
     points = tuple(_merge_points(point, each) for point in whole.curve)
     why = explain_no_line(_merge_gamma(whole.with_operations, [one.with_operations for one in each]))
-    fitted = no_knee(whole.knee.share, why) if why else _merge_knees(whole.knee, [one.knee for one in each])
+    fitted = make_unknown_knee(whole.knee.share, why) if why else _merge_knees(whole.knee, [one.knee for one in each])
     points, knee = compare_with_limit(points, fitted)
     return replace(
         whole,
@@ -154,7 +154,7 @@ def _merge_models(whole: CostModel, each: Sequence[CostModel], points: tuple[Ban
         whole,
         alpha_ms=_merge_estimates(whole.alpha_ms, [one.alpha_ms for one in each]),
         beta_ms_per_mb=beta,
-        bandwidth_gbps=whole.bandwidth_gbps if whole.bandwidth_gbps.value is None else _asymptote_of(beta, points),
+        bandwidth_gbps=whole.bandwidth_gbps if whole.bandwidth_gbps.value is None else _compute_asymptote(beta, points),
         r2=_cut_r2(r2, whole.method),
         gamma_ms=_merge_gamma(whole, each),
     )
@@ -184,7 +184,7 @@ def _merge_bandwidths(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
     """
     if whole.value is None:
         return whole
-    return bandwidth_of(merge_launches([replace(one, value=8 / one.value if one.value else None) for one in each]))
+    return compute_bandwidth(merge_launches([replace(one, value=8 / one.value if one.value else None) for one in each]))
 
 
 def _merge_knees(whole: Knee, each: Sequence[Knee]) -> Knee:
@@ -193,13 +193,13 @@ def _merge_knees(whole: Knee, each: Sequence[Knee]) -> Knee:
         return whole
     asymptote = _merge_bandwidths(whole.asymptote_gbps, [one.asymptote_gbps for one in each])
     if asymptote.value is None:
-        return no_knee(whole.share, asymptote.reason or "no launch has an asymptote")
+        return make_unknown_knee(whole.share, asymptote.reason or "no launch has an asymptote")
     alphas = [one.alpha_ms for one in each if one.asymptote_gbps.value is not None]
     return replace(
         whole,
         asymptote_gbps=asymptote,
         bytes=cut_bounds(_merge_estimates(whole.bytes, [one.bytes for one in each])),
-        alpha_ms=mean_over_launches(alphas).value,
+        alpha_ms=estimate_mean_over_launches(alphas).value,
         measured_bytes=None,
         reason="",
     )
@@ -214,7 +214,7 @@ def _merge_points(point: BandwidthPoint, each: Sequence[Costs]) -> BandwidthPoin
     return replace(point, gbps=gbps, of_asymptote=None, of_link=of_link)
 
 
-def _why_no_fit(transfers: Transfers) -> str:
+def _explain_no_fit(transfers: Transfers) -> str:
     if transfers.n < MIN_TRANSFERS:
         return f"{transfers.n} counted transfers have a size and a duration; a line needs {MIN_TRANSFERS}"
     sizes = np.unique(transfers.size).size
@@ -223,9 +223,9 @@ def _why_no_fit(transfers: Transfers) -> str:
     return ""
 
 
-def _relative_weights(transfers: Transfers) -> Samples:
+def _compute_relative_weights(transfers: Transfers) -> Samples:
     """1 / fitted^2 at the fixed point. A fitted value is at least half the shortest transfer."""
-    design, _ = design_of([transfers.bytes])
+    design, _ = build_design([transfers.bytes])
     least = max(float(transfers.ms.min()) / 2, 1e-9)
     weights = 1 / np.maximum(transfers.ms, least) ** 2
     for _ in range(_ROUNDS):
@@ -237,32 +237,32 @@ def _fit_model(
     transfers: Transfers, method: str, weights: Samples, drawn: Samples | str, points: tuple[BandwidthPoint, ...]
 ) -> CostModel:
     alpha, beta = fit_least_squares([transfers.bytes / 1e6], transfers.ms, weights, transfers.cell)
-    return CostModel(method, alpha, beta, _asymptote_of(beta, points), _estimate_r2(transfers, weights, drawn))
+    return CostModel(method, alpha, beta, _compute_asymptote(beta, points), _estimate_r2(transfers, weights, drawn))
 
 
-def _asymptote_of(beta: Estimate, points: tuple[BandwidthPoint, ...]) -> Estimate:
+def _compute_asymptote(beta: Estimate, points: tuple[BandwidthPoint, ...]) -> Estimate:
     """1 / beta; unknown where half of the measured sizes exceed it."""
-    limit = bandwidth_of(beta)
+    limit = compute_bandwidth(beta)
     above = sum(limit.value is not None and (point.gbps.value or 0.0) > limit.value for point in points)
     return unknown(f"{above} of {len(points)} sizes exceed it", beta.n) if above and 2 * above >= len(points) else limit
 
 
 def _estimate_r2(transfers: Transfers, weights: Samples, drawn: Samples | str) -> Estimate:
-    def explained_share(counted: Samples) -> Samples:
+    def compute_explained_share(counted: Samples) -> Samples:
         line = solve_each([transfers.bytes], transfers.ms, counted * weights)
         error = transfers.ms - line[:, :1] - line[:, 1:] * transfers.bytes
         spread = transfers.ms - (counted @ transfers.ms / counted.sum(axis=1))[:, None]
         return np.asarray(1 - (counted * error**2).sum(axis=1) / (counted * spread**2).sum(axis=1), dtype=np.float64)
 
-    value = float(explained_share(np.ones((1, transfers.n)))[0])
+    value = float(compute_explained_share(np.ones((1, transfers.n)))[0])
     if isinstance(drawn, str):
         return Estimate(value, n=transfers.n, reason=drawn)
-    return percentile_interval(value, explained_share(drawn), transfers.n)
+    return make_percentile_interval(value, compute_explained_share(drawn), transfers.n)
 
 
 def _fit_with_operations(transfers: Transfers, weights: Samples, points: tuple[BandwidthPoint, ...]) -> CostModel:
     """Fit the specification's bytes / bandwidth + latency x operations, where both terms can be separated."""
-    why = why_inseparable(transfers, weights)
+    why = explain_inseparable(transfers, weights)
     if why:
         return CostModel("relative", unknown(why), unknown(why), unknown(why), unknown(why), unknown(why))
     columns = [transfers.bytes / 1e6, transfers.operations]
@@ -271,7 +271,7 @@ def _fit_with_operations(transfers: Transfers, weights: Samples, points: tuple[B
     error = transfers.ms - (alpha.value or 0.0) - slopes[0] * transfers.bytes / 1e6 - slopes[1] * transfers.operations
     r2 = 1 - float((error**2).sum() / ((transfers.ms - transfers.ms.mean()) ** 2).sum())
     share = Estimate(r2, n=transfers.n, reason="no interval")
-    return CostModel("relative", alpha, beta, _asymptote_of(beta, points), share, gamma)
+    return CostModel("relative", alpha, beta, _compute_asymptote(beta, points), share, gamma)
 
 
 def _estimate_spread(transfers: Transfers) -> Spread:
@@ -281,14 +281,14 @@ def _estimate_spread(transfers: Transfers) -> Spread:
     not_slow = transfers.ms <= SLOW * np.array([usual[group] for group in transfers.size])
     delays = transfers.run_delay_ms[np.isfinite(transfers.run_delay_ms)]
     return Spread(
-        medians=_plain_r2(size, ms),
-        without_slow=_plain_r2(transfers.bytes[not_slow], transfers.ms[not_slow]),
+        medians=_compute_plain_r2(size, ms),
+        without_slow=_compute_plain_r2(transfers.bytes[not_slow], transfers.ms[not_slow]),
         slow=int((~not_slow).sum()),
         run_delay_ms=Estimate(float(delays.max()), n=delays.size) if delays.size else unknown("not counted"),
     )
 
 
-def _plain_r2(size: Samples, ms: Samples) -> Estimate:
+def _compute_plain_r2(size: Samples, ms: Samples) -> Estimate:
     if size.size < MIN_SIZES or np.ptp(size) == 0 or np.ptp(ms) == 0:
         return unknown("too few transfers", size.size)
     return Estimate(float(np.corrcoef(size, ms)[0, 1] ** 2), n=size.size, reason="no interval")

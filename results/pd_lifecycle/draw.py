@@ -13,8 +13,16 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import panel_sheet, pens, plain_ticks, sheet
-from results.report.marks import ON_COLUMN, ON_ROW, column, draw_grid, error_lengths, grid_values, write_note
+from results.report.ink import make_panel_sheet, pens, set_plain_ticks, sheet
+from results.report.marks import (
+    ON_COLUMN,
+    ON_ROW,
+    column,
+    draw_grid,
+    measure_error_lengths,
+    pivot_grid_values,
+    write_note,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,22 +93,22 @@ def _draw_stacks(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_bandwidth(figure: Figure) -> Drawing:
     """Figure 2: transfers, medians and the model's curve; knee, asymptote and link as lines."""
     table = figure.table
-    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
+    drawing, axes = make_panel_sheet(7.5, 4.2, figure.title)
     single = table[table["kind"] == figures.POINT]
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4)
     named = [_name_rightmost(single, "gbps", "transfer", "#a0a0a0")]
     rows = table[table["kind"] == figures.MEDIAN]
     value = column(rows, "gbps")
-    axes.errorbar(rows["bytes"] / 1e6, value, yerr=error_lengths(value, rows), fmt="o", color="black",
+    axes.errorbar(rows["bytes"] / 1e6, value, yerr=measure_error_lengths(value, rows), fmt="o", color="black",
                   markerfacecolor="white", capsize=2.5, elinewidth=1)  # fmt: skip
     named += [_name_rightmost(rows, "gbps", "median of an N", "#000000")] if len(rows) else []
     model = table[table["kind"] == figures.MODEL]
     if len(model):
         axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00")
         named.append(_name_rightmost(model, "gbps", "cost model", "#d55e00"))
-    plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
+    set_plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
     levels = {name: level for name, level in figure.lines.items() if name != "knee"}
-    plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
+    set_plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
     for name, level in levels.items():
         axes.axhline(level, color="#555555", linestyle=":" if name == "asymptote" else "--", linewidth=1)
         write_note(axes, f"{name} {level:.3g}", (1, level), (-3, 3), xycoords=ON_ROW, ha="right", color="black")
@@ -134,8 +142,8 @@ def draw_cost(figure: Figure) -> Drawing:
                 axes.plot(rows["bytes"] / 1e6, rows["ms"], color=color, linestyle=dashes)
                 named.append(_name_rightmost(rows, "ms", _FITS[kind], color))
         if scale == "log":
-            plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
-            plain_ticks(axes, "y", single["ms"].tolist())
+            set_plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
+            set_plain_ticks(axes, "y", single["ms"].tolist())
         axes.set(xlabel=_BYTES, ylabel="rdma_transfer (ms)")
     label_lines(panels[1], named)  # once: both panels have the same marks
     return drawing
@@ -163,7 +171,7 @@ def draw_overhead(figure: Figure) -> Drawing:
 
 def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: list[int], reach: float) -> AxesImage:
     """Over one combined engine: a field per (C, N), and the contour of no overhead."""
-    grid = grid_values(rows, "overhead_ms", ("prior_context", "new_tokens"), (contexts, sizes))
+    grid = pivot_grid_values(rows, "overhead_ms", ("prior_context", "new_tokens"), (contexts, sizes))
     words = {}
     for row in rows.to_dict("records"):
         shown = f"{float(row['overhead_ms']):+.3g}"
@@ -181,7 +189,7 @@ def _draw_overheads(axes: Axes, rows: pd.DataFrame, contexts: list[int], sizes: 
 def draw_volume(figure: Figure) -> Drawing:
     """Figure 5: a line per N."""
     table = figure.table
-    drawing, axes = panel_sheet(7.5, 4.2, figure.title)
+    drawing, axes = make_panel_sheet(7.5, 4.2, figure.title)
     sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
     ends = []
     for name, pen in pens(f"N = {size}" for size in sizes).items():
@@ -189,7 +197,7 @@ def draw_volume(figure: Figure) -> Drawing:
         at, moved = rows["prior_context"].to_numpy(), column(rows, "bytes") / 1e6
         axes.plot(at, moved, **pen.line())
         ends.append(Named(float(at[-1]), float(moved[-1]), name, pen.color))
-    plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
+    set_plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
     axes.set(xlabel="prior context C (tokens)", ylabel=_BYTES)
     label_lines(axes, ends)
     return drawing

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from results.measures.summary import bounded_columns
+from results.measures.summary import make_bounded_columns
 from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import Knee
 from results.pd_lifecycle.cost_model import CostModel
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, SIGN_FIELD, BreakEven
-from results.pd_lifecycle.summary import values_of
-from results.pd_lifecycle.transfer_regression import transfers_of
+from results.pd_lifecycle.summary import collect_config_values
+from results.pd_lifecycle.transfer_regression import collect_transfers
 from results.records.estimate import Estimate
-from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
+from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, list_phase_parts
 from results.records.percent import format_percent
 from results.report.figure import Figure
 from results.report.table import format_or_reason
@@ -38,11 +38,11 @@ _NO_RECORD = "no request counts"
 
 def build_figures(analysis: LifecycleAnalysis) -> tuple[Figure, ...]:
     """Every figure in order; one that cannot be drawn holds its reason."""
-    builders = (phases_figure, bandwidth_figure, cost_figure, overhead_figure, volume_figure)
+    builders = (make_phases_figure, make_bandwidth_figure, make_cost_figure, make_overhead_figure, make_volume_figure)
     return tuple(build(analysis) for build in builders)
 
 
-def phases_figure(analysis: LifecycleAnalysis) -> Figure:
+def make_phases_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "What a request's time is made of, by new tokens"
     rows = [row for panel in (HANDOVER, BESIDE, WHOLE) for row in _stack_rows(analysis, panel)]
     if not rows:
@@ -52,14 +52,14 @@ def phases_figure(analysis: LifecycleAnalysis) -> Figure:
         "end of the prefill to the first token, over all output lengths, on which it does not depend. Middle: the "
         "request without p_prefill. Right: the whole request. Both have a bar per output length, the shortest first. "
         "metadata_wait and zmq_after_metadata together are the specification's zmq_handshake, t5 - t3. "
-        f"{half_step_text(analysis)}"
+        f"{describe_half_step(analysis)}"
     )
     table = pd.DataFrame(rows)
     largest = table[(table["panel"] == HANDOVER) & (table["prior_context"] == table["prior_context"].max())]
     return Figure(BREAKDOWN, title, caption.strip(), table, beside=largest)
 
 
-def half_step_text(analysis: LifecycleAnalysis) -> str:
+def describe_half_step(analysis: LifecycleAnalysis) -> str:
     """The sentence for every output that the setting changes; empty where it is off."""
     if not analysis.settings.subtract_half_step:
         return ""
@@ -73,8 +73,8 @@ def _stack_rows(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, o
         length = None if panel == HANDOVER else config.output_length
         groups.setdefault((config.prior_context, config.current_new_tokens, length), []).append(record)
     for (context, size, length), own in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
-        values = values_of(own, analysis.launches)
-        for name in parts_of(lambda part: values[part].n == values[HANDSHAKE].n > 0):  # noqa: B023 - called at once
+        values = collect_config_values(own, analysis.launches)
+        for name in list_phase_parts(lambda part: values[part].n == values[HANDSHAKE].n > 0):  # noqa: B023 - called at once
             if name not in _LEFT_OUT[panel]:
                 yield {
                     "panel": panel, "prior_context": context, "new_tokens": size, "output_length": length,
@@ -83,9 +83,9 @@ def _stack_rows(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, o
                 }  # fmt: skip
 
 
-def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
+def make_bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "Bandwidth by the size of the transfer"
-    transfers, fitted = transfers_of(analysis.compared), analysis.costs
+    transfers, fitted = collect_transfers(analysis.compared), analysis.costs
     if not transfers.n:
         return Figure(BANDWIDTH, title, missing="no counted transfer has a size and a duration")
     single = zip(transfers.bytes, transfers.gbps, strict=True)
@@ -95,7 +95,7 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
         for point in fitted.curve
     ]
     knee = fitted.knee
-    rows += [{"kind": MODEL, "bytes": x, "gbps": y} for x, y in _curve_points(transfers.bytes, knee)]
+    rows += [{"kind": MODEL, "bytes": x, "gbps": y} for x, y in _compute_curve_points(transfers.bytes, knee)]
     lines = {f"link, {link.source}": link.gbps for link in analysis.links}
     if knee.asymptote_gbps.value is not None:
         lines["asymptote"] = knee.asymptote_gbps.value
@@ -104,13 +104,13 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
     bounds = SPREAD if analysis.launches < MIN_PAIRED else "interval"
     caption = (
         f"Dots: single transfers, {term('write bandwidth').meaning}. Circles: their median for each N, with its "
-        f"{format_percent(LEVEL)} {bounds} where there are enough. {_limit_text(knee)} {link_text(analysis)}"
+        f"{format_percent(LEVEL)} {bounds} where there are enough. {_describe_limit(knee)} {describe_link(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)
 
 
-def _curve_points(sizes: np.ndarray, knee: Knee) -> list[tuple[float, float]]:
+def _compute_curve_points(sizes: np.ndarray, knee: Knee) -> list[tuple[float, float]]:
     """(bytes, Gbit/s) along the line with the knee's asymptote."""
     alpha, limit = knee.alpha_ms, knee.asymptote_gbps.value
     if alpha is None or limit is None:
@@ -120,7 +120,7 @@ def _curve_points(sizes: np.ndarray, knee: Knee) -> list[tuple[float, float]]:
     return [(float(x), float(8 * x / 1e6 / ms)) for x, ms in zip(at, took, strict=True) if ms > 0]
 
 
-def _limit_text(knee: Knee) -> str:
+def _describe_limit(knee: Knee) -> str:
     if knee.asymptote_gbps.value is None:
         return f"No line, asymptote or knee: {knee.reason or knee.asymptote_gbps.reason}."
     line = f"Line: bytes / (alpha + beta bytes) of transfers with {knee.operations}."
@@ -130,7 +130,7 @@ def _limit_text(knee: Knee) -> str:
     return f"{line} Knee ({format_percent(knee.share)} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{also}."
 
 
-def link_text(analysis: LifecycleAnalysis) -> str:
+def describe_link(analysis: LifecycleAnalysis) -> str:
     """The link's bandwidth and its source."""
     if analysis.links:
         return f"The link carries {' and '.join(link.text for link in analysis.links)}."
@@ -138,7 +138,7 @@ def link_text(analysis: LifecycleAnalysis) -> str:
     return f"The link's bandwidth was not stated{why}."
 
 
-def _line_points(sizes: Sequence[float] | np.ndarray, model: CostModel) -> list[tuple[float, float]]:
+def _compute_line_points(sizes: Sequence[float] | np.ndarray, model: CostModel) -> list[tuple[float, float]]:
     """(bytes, milliseconds) of a model between the smallest and the largest size, where it is positive."""
     alpha, beta = model.alpha_ms.value, model.beta_ms_per_mb.value
     if alpha is None or beta is None:
@@ -147,15 +147,15 @@ def _line_points(sizes: Sequence[float] | np.ndarray, model: CostModel) -> list[
     return [(float(x), float(alpha + beta * x / 1e6)) for x in at if alpha + beta * x / 1e6 > 0]
 
 
-def cost_figure(analysis: LifecycleAnalysis) -> Figure:
+def make_cost_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "Cost model: the write's duration over its bytes"
-    transfers, fitted = transfers_of(analysis.compared), analysis.costs
+    transfers, fitted = collect_transfers(analysis.compared), analysis.costs
     if not transfers.n:
         return Figure(COST, title, missing="no counted transfer has a size and a duration")
     single = zip(transfers.bytes, transfers.ms, strict=True)
     rows = [{"kind": POINT, "bytes": float(x), "ms": float(y)} for x, y in single]
-    rows += [{"kind": MODEL, "bytes": x, "ms": y} for x, y in _line_points(transfers.bytes, fitted.relative)]
-    rows += [{"kind": ORDINARY, "bytes": x, "ms": y} for x, y in _line_points(transfers.bytes, fitted.ordinary)]
+    rows += [{"kind": MODEL, "bytes": x, "ms": y} for x, y in _compute_line_points(transfers.bytes, fitted.relative)]
+    rows += [{"kind": ORDINARY, "bytes": x, "ms": y} for x, y in _compute_line_points(transfers.bytes, fitted.ordinary)]
     if fitted.relative.alpha_ms.value is None:
         fit_text = f"No fit: {fitted.relative.alpha_ms.reason}."
     else:
@@ -168,7 +168,7 @@ def cost_figure(analysis: LifecycleAnalysis) -> Figure:
     return Figure(COST, title, caption, pd.DataFrame(rows, columns=["kind", "bytes", "ms"]))
 
 
-def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
+def make_overhead_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "TTFT over that of a combined instance"
     cells = [*analysis.plain_overheads, *analysis.overheads]
     known = [cell for cell in cells if cell.overhead_ms.value is not None]
@@ -180,7 +180,7 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
             "baseline": cell.baseline,
             "prior_context": cell.prior_context,
             "new_tokens": cell.new_tokens,
-            **bounded_columns("overhead_ms", cell.overhead_ms),
+            **make_bounded_columns("overhead_ms", cell.overhead_ms),
             "overhead_ms_n": cell.overhead_ms.n,
             "overhead_ms_median": cell.median_ms,
             "relative": cell.relative,
@@ -195,7 +195,7 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
     caption = (
         f"Mean of the handover's TTFT less that of the {panels}, over the counted pairs, both orders alike, by prior "
         "context C and new tokens N, both TTFTs by the client's clock. In parentheses: the sign is not significant "
-        f"{_signs_text(analysis.launches)} {_describe_panels(analysis, table)}"
+        f"{_describe_signs(analysis.launches)} {_describe_panels(analysis, table)}"
     )
     first = table[table["baseline"] == baselines[0]] if len(baselines) > 1 else None
     return Figure(OVERHEAD, title, caption.strip(), table, beside=first)
@@ -206,7 +206,7 @@ def list_baselines(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(table["baseline"]))
 
 
-def _signs_text(launches: int) -> str:
+def _describe_signs(launches: int) -> str:
     if launches < MIN_PAIRED:
         return "even within this launch, all (C, N) tested (Holm); no sign of one launch is a verdict."
     return f"over the {launches} launches, all (C, N) tested (Holm)."
@@ -221,16 +221,14 @@ def has_contour(table: pd.DataFrame) -> bool:
 def _describe_panels(analysis: LifecycleAnalysis, table: pd.DataFrame) -> str:
     """The contour and the break-evens of each panel; of a single one without its name."""
     break_evens = {PLAIN_ENGINE: analysis.plain_break_evens, COMBINED_ENGINE: analysis.break_evens}
-    texts = {
-        baseline: f"{_contour_text(table[table['baseline'] == baseline])} {_format_break_evens(break_evens[baseline])}"
-        for baseline in list_baselines(table)
-    }
+    contours = {name: _describe_contour(table[table["baseline"] == name]) for name in list_baselines(table)}
+    texts = {name: f"{contour} {_format_break_evens(break_evens[name])}" for name, contour in contours.items()}
     if len(texts) == 1:
         return next(iter(texts.values()))
     return " ".join(f"Over the {name}: {text[:1].lower()}{text[1:].strip()}" for name, text in texts.items())
 
 
-def _contour_text(table: pd.DataFrame) -> str:
+def _describe_contour(table: pd.DataFrame) -> str:
     if has_contour(table):
         return "Line: zero overhead, by interpolation."
     one_sign = not table["overhead_ms"].min() < 0 < table["overhead_ms"].max()
@@ -242,7 +240,7 @@ def _format_break_evens(break_evens: Sequence[BreakEven]) -> str:
     return f"{'; '.join(texts)}." if texts else ""
 
 
-def volume_figure(analysis: LifecycleAnalysis) -> Figure:
+def make_volume_figure(analysis: LifecycleAnalysis) -> Figure:
     title = "Bytes moved over prior context, by new tokens"
     rows = [
         {"new_tokens": one.new_tokens, "prior_context": context, "bytes": moved}

@@ -17,7 +17,7 @@ from results.pd_lifecycle.paired_requests import COMBINED, PLAIN, TTFT, value_of
 from results.records.estimate import Estimate
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import mean
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.launch_fit import estimate_mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 SERIES = (TTFT, COMBINED, PLAIN, "rdma_transfer", "transfer_total")
@@ -47,17 +47,17 @@ def compare_first_repetitions(records: Sequence[LifecycleRecord]) -> tuple[First
 def _compare_series(name: str, cells: Mapping[tuple[int, ...], Sequence[LifecycleRecord]]) -> FirstRepetitions:
     logs: dict[int, list[float]] = {}
     for (trial, *_), own in cells.items():
-        first = _median_of(own, name, lambda record: record.warmup)
-        others = _median_of(own, name, lambda record: record.counted)
+        first = _compute_median(own, name, lambda record: record.warmup)
+        others = _compute_median(own, name, lambda record: record.counted)
         if first and others:
             logs.setdefault(trial, []).append(float(np.log(first / others)))
     values = [value for own in logs.values() for value in own]
-    over_launches = mean_over_launches([fmean(own) for own in logs.values()])
+    over_launches = estimate_mean_over_launches([fmean(own) for own in logs.values()])
     estimate = over_launches if len(logs) >= MIN_PAIRED else mean(values)
     return FirstRepetitions(name, estimate.transform(math.expm1), len(values))
 
 
-def _median_of(
+def _compute_median(
     records: Sequence[LifecycleRecord], name: str, chosen: Callable[[LifecycleRecord], bool]
 ) -> float | None:
     known = [ms for record in records if chosen(record) and (ms := value_of(record, name)) is not None]

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
-from results.measures.turns import covered_time
-from results.pd_lifecycle.clock_offsets import clock_of, exchange_of
+from results.measures.turns import measure_covered_time
+from results.pd_lifecycle.clock_offsets import estimate_clock, exchange_of
 from results.pd_lifecycle.phases import break_down
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.lifecycle import (
@@ -75,10 +75,10 @@ class _Side:
     log: ProbeLog
     events: tuple[ProbeEvent, ...]
 
-    def first_event(self, kind: str, since_ns: int = 0) -> ProbeEvent | None:
+    def find_first_event(self, kind: str, since_ns: int = 0) -> ProbeEvent | None:
         return next((event for event in self.events if event.event == kind and event.t_ns >= since_ns), None)
 
-    def why_no(self, kind: str) -> str:
+    def explain_missing_event(self, kind: str) -> str:
         blind = self.log.blind(kind)
         if blind:
             return f"{self.name} instance: {blind}"
@@ -90,7 +90,7 @@ def transfer_of(decision: DecisionRecord | None) -> KvTransfer | None:
     return decision.outcome.transfer if decision is not None and decision.outcome is not None else None
 
 
-def events_of(
+def select_request_events(
     decision: DecisionRecord | None, prefill: ProbeLog, decode: ProbeLog
 ) -> tuple[tuple[ProbeEvent, ...], tuple[ProbeEvent, ...]]:
     """The probe events of a request: those of the prefill instance, those of the decode instance.
@@ -139,14 +139,14 @@ def join_request(
     on a combined engine with and without the connector. kv_bytes_per_token: by the model's configuration.
     """
     moved = transfer_of(decision)
-    on_prefill, on_decode = events_of(decision, prefill, decode)
+    on_prefill, on_decode = select_request_events(decision, prefill, decode)
     sides = _Side("prefill", prefill, on_prefill), _Side("decode", decode, on_decode)
     stamped = _collect_stamps(client, decision, moved, sides)
     late_ns = _correct_late_dispatch(stamped) if router_boot_id and router_boot_id == prefill.boot_id else 0
-    writer = next((side for side in sides if side.first_event("write")), sides[0])
+    writer = next((side for side in sides if side.find_first_event("write")), sides[0])
     detail, gaps = _sum_writes(stamped, writer, moved)
     stamps, more = stamped.split()
-    clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
+    clock = estimate_clock(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
     split = break_down(stamps, more, clock, colo, plain, missing=stamped.missing, write_side=writer.name)
     counts = replace(
         _read_counts(sides, writer, moved),
@@ -161,7 +161,7 @@ def join_request(
         repetition=repetition,
         warmup=warmup,
         verification=verification,
-        discarded=discarded or _why_not_counted(config, client, decision, moved, verification),
+        discarded=discarded or _explain_not_counted(config, client, decision, moved, verification),
         more_timestamps_ns=more,
         more_ms=split.more_ms,
         error_ms=split.error_ms,
@@ -228,18 +228,18 @@ def _correct_late_dispatch(stamped: _Stamped) -> int:
 
 def _put_engine_stamps(stamped: _Stamped, prefill: _Side, decode: _Side) -> None:
     for name, kind in _PREFILL.items():
-        event = prefill.first_event(kind)
+        event = prefill.find_first_event(kind)
         if event is not None and event.ok is False:
             stamped.put(name, None, f"the prefill instance had nothing to send: {event.status or 'no reason given'}")
         else:
-            stamped.put(name, event.t_ns if event is not None else None, prefill.why_no(kind))
-    promoted = decode.first_event("promoted")
+            stamped.put(name, event.t_ns if event is not None else None, prefill.explain_missing_event(kind))
+    promoted = decode.find_first_event("promoted")
     for name, kind in _DECODE.items():
-        event = decode.first_event(kind, promoted.t_ns if kind == "scheduled" and promoted is not None else 0)
+        event = decode.find_first_event(kind, promoted.t_ns if kind == "scheduled" and promoted is not None else 0)
         if event is not None and event.ok is False:
             stamped.put(name, None, "the decode instance reports that the blocks did not arrive")
         else:
-            stamped.put(name, event.t_ns if event is not None else None, decode.why_no(kind))
+            stamped.put(name, event.t_ns if event is not None else None, decode.explain_missing_event(kind))
 
 
 def _sum_writes(stamped: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[TransferDetail, dict[str, str]]:
@@ -248,7 +248,7 @@ def _sum_writes(stamped: _Stamped, writer: _Side, moved: KvTransfer | None) -> t
     failed = any(event.ok is False for event in writes)
     begun = [event.t5_ns for event in writes if event.t5_ns is not None]
     ended = [event.t6_ns for event in writes if event.t6_ns is not None and not failed]
-    why_none = writer.why_no("write")
+    why_none = writer.explain_missing_event("write")
     stamped.put("t5_rdma_start", min(begun, default=None), why_none)
     stamped.put("t6_rdma_complete", max(ended, default=None), "a write failed" if failed else why_none)
     gaps = {}
@@ -264,7 +264,7 @@ def _sum_writes(stamped: _Stamped, writer: _Side, moved: KvTransfer | None) -> t
     if blind:
         gaps["rdma_write_submit"] = blind
     spans = ((event.t5_ns, event.t6_ns) for event in writes if event.t5_ns is not None and event.t6_ns is not None)
-    write_ms = covered_time(spans) / 1e6 if ended else None
+    write_ms = measure_covered_time(spans) / 1e6 if ended else None
     prepared = [event.build_params_us for event in writes if event.build_params_us is not None]
     blocks = _sum_if_all_known(event.blocks for event in writes)
     detail = TransferDetail(
@@ -292,8 +292,8 @@ def _sum_if_all_known(counts: Iterable[int | None]) -> int | None:
 
 def _read_counts(sides: tuple[_Side, _Side], writer: _Side, moved: KvTransfer | None) -> Counts:
     prefill, decode = sides
-    scheduled, allocated = prefill.first_event("scheduled"), decode.first_event("blocks_allocated")
-    steps, write = decode.first_event("steps"), writer.first_event("write")
+    scheduled, allocated = prefill.find_first_event("scheduled"), decode.find_first_event("blocks_allocated")
+    steps, write = decode.find_first_event("steps"), writer.find_first_event("write")
     return Counts(
         p_cached_tokens=scheduled.cached_tokens if scheduled is not None else None,
         external_tokens=allocated.external_tokens if allocated is not None else None,
@@ -314,7 +314,7 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _why_not_counted(
+def _explain_not_counted(
     config: RequestConfig,
     client: SentRequest,
     decision: DecisionRecord | None,

@@ -17,7 +17,7 @@ from statistics import fmean
 import msgspec
 import numpy as np
 
-from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, size_of, split_launches
+from results.pd_lifecycle.by_launch import RatioOf, Size, measure_log_ratios, read_size, split_launches
 from results.pd_lifecycle.paired_requests import (
     PAIRED,
     PAIRED_WITH_PLAIN,
@@ -28,14 +28,20 @@ from results.pd_lifecycle.paired_requests import (
     balance_pairs,
     collect_pairs,
     compare_output_lengths,
-    variance_inflation,
-    which_lengths_differ,
+    estimate_variance_inflation,
+    judge_length_differences,
     widen_interval,
 )
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import LEVEL, cut_bounds, divide, holm
-from results.statistics.launch_fit import LaunchSpread, SizeFit, fit_sizes, mean_over_launches, slope_over_launches
+from results.statistics.estimates import LEVEL, correct_by_holm, cut_bounds, divide
+from results.statistics.launch_fit import (
+    LaunchSpread,
+    SizeFit,
+    estimate_mean_over_launches,
+    estimate_slope_over_launches,
+    fit_sizes,
+)
 from results.statistics.trials import MIN_PAIRED
 
 SIGN_FIELD = "sign"
@@ -119,8 +125,8 @@ class BreakEven:
 
 def group_by_size(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:
     """The counted records, grouped and sorted by (C, N)."""
-    counted = sorted((record for record in records if record.counted), key=size_of)
-    return tuple(tuple(own) for _, own in groupby(counted, key=size_of))
+    counted = sorted((record for record in records if record.counted), key=read_size)
+    return tuple(tuple(own) for _, own in groupby(counted, key=read_size))
 
 
 def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False) -> tuple[OverheadCell, ...]:
@@ -130,11 +136,11 @@ def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False
         return ()
     names = PAIRED_WITH_PLAIN if plain else PAIRED
     lengths = [compare_output_lengths(*collect_pairs(own, names[0], plain=plain)) for own in sizes]
-    apart = which_lengths_differ(lengths)
+    apart = judge_length_differences(lengths)
     balanced = [_balance_sizes(sizes, name, apart, plain=plain) for name in names]
-    corrected = holm([one.p for one in balanced[0]])
+    corrected = correct_by_holm([one.p for one in balanced[0]])
     rows = zip(sizes, *balanced, corrected, lengths, apart, strict=True)
-    cells = [_overhead_cell(names, *row) for row in rows]
+    cells = [_make_overhead_cell(names, *row) for row in rows]
     logs = measure_log_ratios(records, *_compare_with(plain=plain))
     trials = tuple(split_launches(records))
     fit = fit_sizes(logs) if len(trials) > 1 else "one launch of each engine"
@@ -154,21 +160,23 @@ def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOver
     compared: tuple[tuple[str, str, RatioOf, OrderOf], ...] = (
         (HANDOVER_ARM, PLAIN_ENGINE, *_compare_with(plain=True)),
         (HANDOVER_ARM, COMBINED_ENGINE, *_compare_with(plain=False)),
-        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: divide(one.colo.ttft_ms, one.plain.ttft_ms), _second_order),
+        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: divide(one.colo.ttft_ms, one.plain.ttft_ms), _read_order),
     )
     return tuple(
-        _grid_overhead(arm, baseline, measure_log_ratios(records, ratio_of, order_of))
+        _measure_grid_overhead(arm, baseline, measure_log_ratios(records, ratio_of, order_of))
         for arm, baseline, ratio_of, order_of in compared
     )
 
 
-def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, float]]) -> GridOverhead:
+def _measure_grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, float]]) -> GridOverhead:
     if not logs:
         return GridOverhead(arm, baseline, NOT_MEASURED, 0)
     fit = fit_sizes(logs)
     if isinstance(fit, SizeFit):
-        slope, overall = (one.transform(math.expm1) for one in (slope_over_launches(logs), fit.overall))
-        median = mean_over_launches(_take_medians([logs[size] for size in fit.estimates])).transform(math.expm1)
+        slope, overall = (one.transform(math.expm1) for one in (estimate_slope_over_launches(logs), fit.overall))
+        median = estimate_mean_over_launches(_take_medians([logs[size] for size in fit.estimates])).transform(
+            math.expm1
+        )
         return GridOverhead(arm, baseline, overall, len(fit.estimates), fit.spread, slope, median)
     launches = {launch for own in logs.values() for launch in own}
     value = fmean(value for own in logs.values() for value in own.values())
@@ -189,7 +197,7 @@ def _compare_with(*, plain: bool) -> tuple[RatioOf, OrderOf]:
     return lambda record: divide(record.client_ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
 
 
-def _second_order(record: LifecycleRecord) -> bool | None:
+def _read_order(record: LifecycleRecord) -> bool | None:
     """Which of the two orders of its launch a repetition had: the second reverses the first, and so these two."""
     return record.colo.first
 
@@ -208,11 +216,13 @@ def _estimate_over_launches(
         launches = split_launches(own)
         each = [launches.get(trial, ()) for trial in trials]
         overhead, ttft, alone = (
-            mean_over_launches([balance_pairs(one, name, plain=plain).mean.value for one in each]) for name in names
+            estimate_mean_over_launches([balance_pairs(one, name, plain=plain).mean.value for one in each])
+            for name in names
         )
         cell = msgspec.structs.replace(
-            cell, overhead_ms=_or_reason(overhead, cell.overhead_ms),
-            pdsep_ttft_ms=_or_reason(ttft, cell.pdsep_ttft_ms), colo_ttft_ms=_or_reason(alone, cell.colo_ttft_ms),
+            cell, overhead_ms=_choose_estimate(overhead, cell.overhead_ms),
+            pdsep_ttft_ms=_choose_estimate(ttft, cell.pdsep_ttft_ms),
+            colo_ttft_ms=_choose_estimate(alone, cell.colo_ttft_ms),
             relative=divide(overhead.value, alone.value), sign=None, p=None,
         )  # fmt: skip
     if isinstance(fit, str) or size not in fit.estimates:
@@ -221,13 +231,13 @@ def _estimate_over_launches(
         value = math.expm1(fmean(known.values())) if known else None
         change = Estimate(value, n=len(known), reason=why, launches=len(known))
         return msgspec.structs.replace(cell, change=change)
-    corrected = dict(zip(fit.p, holm(list(fit.p.values())), strict=True))
+    corrected = dict(zip(fit.p, correct_by_holm(list(fit.p.values())), strict=True))
     change, decided = fit.estimates[size].transform(math.expm1), corrected[size] < 1 - LEVEL
     above = 1 if (change.value or 0.0) > 0 else -1
     return msgspec.structs.replace(cell, change=change, p=fit.p[size], sign=above if decided else None)
 
 
-def _or_reason(over_launches: Estimate, within: Estimate) -> Estimate:
+def _choose_estimate(over_launches: Estimate, within: Estimate) -> Estimate:
     """The estimate over launches; where nothing was measured, the one that says why."""
     return within if over_launches.value is None else over_launches
 
@@ -237,14 +247,14 @@ def _balance_sizes(
 ) -> list[Balanced]:
     """One number at every (C, N); the spread between output lengths widens its interval."""
     pairs = [collect_pairs(own, name, plain=plain) for own in sizes]
-    by = variance_inflation([compare_output_lengths(*one) for one in pairs])
+    by = estimate_variance_inflation([compare_output_lengths(*one) for one in pairs])
     return [
         average_lengths(*one) if differs else widen_interval(balance_orders(*one[:2]), by)
         for one, differs in zip(pairs, apart, strict=True)
     ]
 
 
-def _overhead_cell(
+def _make_overhead_cell(
     names: Sequence[str],
     own: Sequence[LifecycleRecord],
     overhead: Balanced,
@@ -261,9 +271,9 @@ def _overhead_cell(
     return OverheadCell(
         config.prior_context,
         config.current_new_tokens,
-        overhead.mean if value is not None else unknown(_why_unknown(own, names[0])),
-        ttft.mean if ttft.mean.value is not None else unknown(_why_unknown(own, names[1])),
-        combined.mean if alone is not None else unknown(_why_unknown(own, names[0])),
+        overhead.mean if value is not None else unknown(_explain_unknown(own, names[0])),
+        ttft.mean if ttft.mean.value is not None else unknown(_explain_unknown(own, names[1])),
+        combined.mean if alone is not None else unknown(_explain_unknown(own, names[0])),
         divide(value, alone),
         sign=(1 if value > 0 else -1) if value is not None and corrected < 1 - LEVEL else None,
         p=overhead.p if known else None,
@@ -274,7 +284,7 @@ def _overhead_cell(
     )
 
 
-def _why_unknown(own: Sequence[LifecycleRecord], name: str) -> str:
+def _explain_unknown(own: Sequence[LifecycleRecord], name: str) -> str:
     return next((record.gaps[name] for record in own if name in record.gaps), "not measured")
 
 
@@ -320,7 +330,7 @@ def is_judged_over_launches(cell: OverheadCell) -> bool:
     return cell.change.value is not None and cell.change.launches >= MIN_PAIRED
 
 
-def _signed_number(cell: OverheadCell) -> float:
+def _choose_signed_number(cell: OverheadCell) -> float:
     """The number whose sign is judged: over launches the logarithm of the ratio of medians, within one milliseconds."""
     if cell.change.value is not None and is_judged_over_launches(cell):
         return math.log1p(cell.change.value)
@@ -328,31 +338,33 @@ def _signed_number(cell: OverheadCell) -> float:
 
 
 def _changes_sign(left: OverheadCell, right: OverheadCell) -> bool:
-    return _signed_number(left) * _signed_number(right) <= 0
+    return _choose_signed_number(left) * _choose_signed_number(right) <= 0
 
 
 def _interpolate_crossing(left: OverheadCell, right: OverheadCell) -> float:
-    first, last = _signed_number(left), _signed_number(right)
+    first, last = _choose_signed_number(left), _choose_signed_number(right)
     share = first / (first - last) if first != last else 0.5
     low, high = math.log2(left.new_tokens), math.log2(right.new_tokens)
     return float(2 ** (low + share * (high - low)))
 
 
-def sign_at(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
+def judge_signs(cells: Sequence[OverheadCell], level: float) -> list[OverheadCell]:
     """The cells with the signs that are significant at this level, all (C, N) tested (Holm)."""
     tested = [cell for cell in cells if cell.p is not None]
-    corrected = holm([cell.p for cell in tested if cell.p is not None])
+    corrected = correct_by_holm([cell.p for cell in tested if cell.p is not None])
     decided = {id(cell) for cell, p in zip(tested, corrected, strict=True) if p < 1 - level}
     return [
-        msgspec.structs.replace(cell, sign=(1 if _signed_number(cell) > 0 else -1) if id(cell) in decided else None)
+        msgspec.structs.replace(
+            cell, sign=(1 if _choose_signed_number(cell) > 0 else -1) if id(cell) in decided else None
+        )
         for cell in cells
     ]
 
 
-def sign_by_point(cells: Sequence[OverheadCell]) -> list[OverheadCell]:
+def judge_signs_by_point(cells: Sequence[OverheadCell]) -> list[OverheadCell]:
     """The measured cells with the signs of their values alone, whatever the intervals."""
     return [
-        msgspec.structs.replace(cell, sign=1 if _signed_number(cell) > 0 else -1)
+        msgspec.structs.replace(cell, sign=1 if _choose_signed_number(cell) > 0 else -1)
         for cell in cells
         if cell.overhead_ms.value is not None
     ]

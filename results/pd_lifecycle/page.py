@@ -16,7 +16,7 @@ from results.records.percent import format_percent
 from results.report.document import describe_engine
 from results.report.page import Page, PageAnswer, fit_page, split_judgements
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES
-from results.statistics.judgement import Judgement, Outcome, few_launches
+from results.statistics.judgement import Judgement, Outcome, explain_few_launches
 from results.statistics.trials import MIN_PAIRED
 
 QUESTION = (
@@ -109,12 +109,12 @@ def _describe_setting(analysis: LifecycleAnalysis) -> tuple[str, ...]:
         f"{facts.label}{describe_engine(facts)}{transport}.{scope}",
         f"{len(analysis.compared)} requests of {len(analysis.configs)} configurations (C tokens of prior context, "
         f"N new ones, O generated), one at a time on idle instances. Brackets hold {brackets}. "
-        f"{figures.link_text(analysis)}",
+        f"{figures.describe_link(analysis)}",
     )
 
 
 def _describe_noise(analysis: LifecycleAnalysis) -> str:
-    few = few_launches(analysis.launches, "engine", "repetitions follow one another on the same engines")
+    few = explain_few_launches(analysis.launches, "engine", "repetitions follow one another on the same engines")
     if few:
         return f"Noise floor: what two launches differ by is not known ({few})."
     over = _find_spread(analysis)

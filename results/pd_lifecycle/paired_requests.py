@@ -19,11 +19,19 @@ from statistics import fmean
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.pd_lifecycle.by_launch import Size, size_of, split_launches
+from results.pd_lifecycle.by_launch import Size, read_size, split_launches
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
-from results.statistics.estimates import LEVEL, Samples, holm, mean, student_interval, student_p, student_quantile
-from results.statistics.launch_fit import mean_over_launches
+from results.statistics.estimates import (
+    LEVEL,
+    Samples,
+    compute_student_interval,
+    compute_student_p,
+    compute_student_quantile,
+    correct_by_holm,
+    mean,
+)
+from results.statistics.launch_fit import estimate_mean_over_launches
 from results.statistics.trials import MIN_PAIRED
 
 OVERHEAD, TTFT, COMBINED, PLAIN = "pdsep_overhead", "client_ttft", "colo_ttft", "plain_ttft"
@@ -53,9 +61,9 @@ class Balanced:
         value, high = self.mean.value, self.mean.high
         if value is None or high is None or self.dof < 1:
             return 1.0
-        error = (high - value) / student_quantile(self.dof)
+        error = (high - value) / compute_student_quantile(self.dof)
         if error > 0:
-            return student_p(value, error, self.dof)
+            return compute_student_p(value, error, self.dof)
         return 2.0 ** (1 - self.mean.n) if value else 1.0
 
 
@@ -117,8 +125,8 @@ def balance_orders(taken: Samples, order: Samples) -> Balanced:
     squares = float(((early - early.mean()) ** 2).sum() + ((late - late.mean()) ** 2).sum())
     error = math.sqrt(squares / dof * (1 / early.size + 1 / late.size)) / 2
     basis = f"{early.size} pairs combined first, {late.size} handover first"
-    order_effect = student_interval(effect, 2 * error, dof, taken.size)
-    return Balanced(student_interval(value, error, dof, taken.size, basis=basis), dof, order_effect)
+    order_effect = compute_student_interval(effect, 2 * error, dof, taken.size)
+    return Balanced(compute_student_interval(value, error, dof, taken.size, basis=basis), dof, order_effect)
 
 
 def balance_pairs(records: Sequence[LifecycleRecord], name: str, *, plain: bool = False) -> Balanced:
@@ -161,19 +169,19 @@ def compare_output_lengths(taken: Samples, order: Samples, length: Samples) -> L
     between, within = len(groups) - 1, taken.size - fine.shape[1]
     if within < 1:
         return Lengths(None, None)
-    left, still = _residual_squares(rough, taken), _residual_squares(fine, taken)
+    left, still = _sum_residual_squares(rough, taken), _sum_residual_squares(fine, taken)
     if still <= 1e-18 * max(float((taken**2).sum()), 1.0):
         return Lengths(None, None)
     f = (left - still) / between / (still / within)
     return Lengths(f, float(special.fdtrc(between, within, f)), within)
 
 
-def _residual_squares(design: Samples, taken: Samples) -> float:
+def _sum_residual_squares(design: Samples, taken: Samples) -> float:
     solution = np.linalg.lstsq(design, taken, rcond=None)[0]
     return float(((taken - design @ solution) ** 2).sum())
 
 
-def variance_inflation(lengths: Sequence[Lengths]) -> float:
+def estimate_variance_inflation(lengths: Sequence[Lengths]) -> float:
     """Variance of a mean over the variance for independent values, from all (C, N) together; at least 1.
 
     Each F is divided by its mean where the lengths do not differ, dof / (dof - 2).
@@ -182,9 +190,9 @@ def variance_inflation(lengths: Sequence[Lengths]) -> float:
     return max(1.0, float(np.mean(ratios))) if ratios else 1.0
 
 
-def which_lengths_differ(lengths: Sequence[Lengths]) -> tuple[bool, ...]:
+def judge_length_differences(lengths: Sequence[Lengths]) -> tuple[bool, ...]:
     """Where the lengths differ significantly, all (C, N) tested (Holm)."""
-    return tuple(p < 1 - LEVEL for p in holm([1.0 if one.p is None else one.p for one in lengths]))
+    return tuple(p < 1 - LEVEL for p in correct_by_holm([1.0 if one.p is None else one.p for one in lengths]))
 
 
 def measure_order_effects(records: Sequence[LifecycleRecord]) -> tuple[OrderEffect, ...]:
@@ -205,7 +213,7 @@ def _measure_order(records: Sequence[LifecycleRecord], name: str) -> Mapping[Siz
     """The order effect at each (C, N) that has both orders."""
     sizes: dict[Size, list[LifecycleRecord]] = {}
     for record in records:
-        sizes.setdefault(size_of(record), []).append(record)
+        sizes.setdefault(read_size(record), []).append(record)
     effects = {size: balance_pairs(sizes[size], name).order.value for size in sorted(sizes)}
     return {size: value for size, value in effects.items() if value is not None}
 
@@ -220,4 +228,4 @@ def _average_order(each: Sequence[Mapping[Size, float]], context: int | None) ->
     common = sorted(set.intersection(*map(set, known)))
     if not common:
         return unknown("no (C, N) has both orders in every launch")
-    return replace(mean_over_launches([fmean(own[size] for size in common) for own in known]), n=len(common))
+    return replace(estimate_mean_over_launches([fmean(own[size] for size in common) for own in known]), n=len(common))

@@ -140,8 +140,8 @@ def break_down(
         breakdown_ms={name: spans[name].ms for name in BREAKDOWN},
         more_ms={name: spans[name].ms for name in MORE},
         error_ms={name: one.error_ms for name, one in spans.items() if one.ms is not None and one.error_ms},
-        residual_share=_residual_share(spans["e2e"], parts),
-        client_residual_share=_residual_share(spans["client_e2e"], parts),
+        residual_share=_compute_residual_share(spans["e2e"], parts),
+        client_residual_share=_compute_residual_share(spans["client_e2e"], parts),
         gaps={name: one.gap for name, one in spans.items() if one.ms is None},
     )
 
@@ -190,7 +190,7 @@ def _subtract_span(total: _Span, part: _Span, name: str) -> _Span:
     return _Span(total.ms - part.ms, total.error_ms + part.error_ms)
 
 
-def _residual_share(total: _Span, parts: Sequence[_Span]) -> float | None:
+def _compute_residual_share(total: _Span, parts: Sequence[_Span]) -> float | None:
     known = [part.ms for part in parts if part.ms is not None]
     if not total.ms or len(known) < len(parts):
         return None

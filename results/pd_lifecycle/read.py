@@ -13,7 +13,7 @@ from results.pd_lifecycle.analysis_settings import DEFAULT, Settings
 from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.estimate import figure
-from results.records.frames import Gap, artifact_name
+from results.records.frames import Gap, name_artifact
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.lifecycle_cells import CellFailure, MeasuredCell, decode_cell
@@ -116,7 +116,7 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], lis
         try:
             failed_cell = msgspec.json.decode(path.read_bytes(), type=CellFailure)
         except (OSError, *DAMAGED_JSON) as error:
-            gaps.append(Gap(artifact_name(path.parent), f"{path.name} cannot be read: {error}"))
+            gaps.append(Gap(name_artifact(path.parent), f"{path.name} cannot be read: {error}"))
             continue
         if named is not None:
             config, trial = named
@@ -126,7 +126,7 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[FailedCell, ...], lis
 
 
 def _read_cell(path: Path) -> MeasuredCell | Gap:
-    name = artifact_name(path.parent)
+    name = name_artifact(path.parent)
     try:
         return decode_cell(path.read_bytes())
     except FileNotFoundError:
@@ -142,16 +142,16 @@ def _read_cell(path: Path) -> MeasuredCell | Gap:
 def _find_missing(layout: LifecycleLayout, cell: MeasuredCell) -> list[Gap]:
     """A gap for each record that the cell finished with and that is gone."""
     paths = (layout.folder / Path(name).name for name in cell.checksums if Path(name).parent == RECORDS)
-    return [Gap(artifact_name(path), "is missing") for path in paths if not path.exists()]
+    return [Gap(name_artifact(path), "is missing") for path in paths if not path.exists()]
 
 
 def _find_alteration(path: Path, cell: MeasuredCell) -> Gap | None:
     """A gap where the record differs from the one with which its cell finished."""
     known = next((digest for name, digest in cell.checksums.items() if Path(name).name == path.name), None)
     if known is None:
-        return Gap(artifact_name(path), "is not listed in its cell's commit mark")
+        return Gap(name_artifact(path), "is not listed in its cell's commit mark")
     if sha256(path) != known:
-        return Gap(artifact_name(path), "differs from the checksum in its cell's commit mark")
+        return Gap(name_artifact(path), "differs from the checksum in its cell's commit mark")
     return None
 
 
@@ -163,12 +163,12 @@ def read_plan(root: Path) -> tuple[tuple[PlannedConfig, ...], Settings, tuple[Ga
         return (), DEFAULT, ()
     plan = plan if isinstance(plan, dict) else {}
     cells = plan.get("cells")
-    configs = [_planned_config(cell) for cell in (cells if isinstance(cells, list) else [])]
-    settings, gaps = _analysis_settings(plan)
+    configs = [_read_planned_config(cell) for cell in (cells if isinstance(cells, list) else [])]
+    settings, gaps = _read_analysis_settings(plan)
     return tuple(one for one in configs if one is not None), settings, gaps
 
 
-def _planned_config(cell: object) -> PlannedConfig | None:
+def _read_planned_config(cell: object) -> PlannedConfig | None:
     if not isinstance(cell, dict) or cell.get("kind") != CELL or not isinstance(cell.get("params"), dict):
         return None
     params = cell["params"]
@@ -181,7 +181,7 @@ def _planned_config(cell: object) -> PlannedConfig | None:
     return PlannedConfig(str(cell.get("cell", "")), config, str(params.get("why_not") or ""), trial)
 
 
-def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ...]]:
+def _read_analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ...]]:
     inputs = plan.get("inputs")
     grid = inputs.get("grid") if isinstance(inputs, dict) else None
     settings = grid.get("analysis") if isinstance(grid, dict) else None
@@ -265,7 +265,7 @@ def read_links(
     except FileNotFoundError:
         return stated, "", ()
     except (OSError, *DAMAGED_JSON) as error:
-        return stated, "", (Gap(artifact_name(layout.link), f"cannot be read: {error}"),)
+        return stated, "", (Gap(name_artifact(layout.link), f"cannot be read: {error}"),)
     if content.gbps is None or content.gbps <= 0:
         return stated, content.reason or "no reason given", ()
     source = GIVEN if content.known_from == "given" else MEASURED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis
-from results.pd_lifecycle.figures import half_step_text, link_text
+from results.pd_lifecycle.figures import describe_half_step, describe_link
 from results.pd_lifecycle.tables import build_tables
 from results.records.percent import format_percent
 from results.report.content import ReportText
@@ -20,7 +20,7 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
     facts = analysis.facts
     transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
     outcomes = "; ".join(f"{one.claim.lower()}: {one.outcome}" for one in analysis.criteria)
-    half_step = half_step_text(analysis)
+    half_step = describe_half_step(analysis)
     brackets = SPREAD if analysis.launches < MIN_PAIRED else f"interval over {analysis.launches} launches"
     measured = f"{facts.label}{describe_engine(facts)}{transport}"
     return (
@@ -67,7 +67,7 @@ def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
         )
     limits += _list_stamp_limits(analysis)
     if not analysis.links:
-        limits.append(f"{link_text(analysis)} No bandwidth is compared with it.")
+        limits.append(f"{describe_link(analysis)} No bandwidth is compared with it.")
     if analysis.settings.subtract_half_step:
         limits.append(
             "Half of the decode instance's median step is subtracted from d_promotion, down to zero: the phases add "

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from results.measures.summary import bounded_columns
+from results.measures.summary import make_bounded_columns
 from results.pd_lifecycle.by_launch import split_launches
 from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, PLAIN, TTFT, balance_pairs, value_of
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
@@ -80,10 +80,12 @@ def _summarize_config(own: Sequence[LifecycleRecord], discarded: int, launches: 
         for name in (*DURATIONS, COMBINED, PLAIN)
         if (known := [ms for record in counted if (ms := value_of(record, name)) is not None])
     }
-    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted, launches), medians)
+    return ConfigSummary(
+        own[0].config, len(counted), warmups, discarded, collect_config_values(counted, launches), medians
+    )
 
 
-def values_of(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str, Estimate]:
+def collect_config_values(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str, Estimate]:
     """The values of a ConfigSummary, from any counted records of a run with this many launches."""
     estimates = _estimate_values(counted, of_launches)
     return {name: one if name in SIGNED else cut_bounds(one) for name, one in estimates.items()}
@@ -91,10 +93,10 @@ def values_of(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str,
 
 def _estimate_values(counted: Sequence[LifecycleRecord], of_launches: int) -> dict[str, Estimate]:
     """With bounds as Student's t gives them, which may be below 0 for a duration."""
-    launches, whole = split_launches(counted), _values_together(counted)
+    launches, whole = split_launches(counted), _estimate_values_together(counted)
     if of_launches < MIN_PAIRED:
         return whole
-    each = [_values_together(own) for own in launches.values()]
+    each = [_estimate_values_together(own) for own in launches.values()]
     merged = {
         name: one if one.value is None else replace(merge_launches([values[name] for values in each]), n=one.n)
         for name, one in whole.items()
@@ -105,16 +107,20 @@ def _estimate_values(counted: Sequence[LifecycleRecord], of_launches: int) -> di
     return {name: one if one.value is None else replace(one, reason=why) for name, one in merged.items()}
 
 
-def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
+def _estimate_values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     """All repetitions alike, whatever their launch."""
     sizes = [record.transfer_detail.bytes_transferred for record in counted]
-    values = {name: _mean_or_reason(counted, name, [record.ms(name) for record in counted]) for name in DURATIONS}
+    values = {
+        name: _compute_mean_or_reason(counted, name, [record.ms(name) for record in counted]) for name in DURATIONS
+    }
     gigabytes = [None if size is None else size / 1e9 for size in sizes]
-    values["bytes_gb"] = _mean_or_reason(counted, "bytes_transferred", gigabytes)
-    values["bw_gbps"] = _mean_bandwidth(counted)
-    values["colo_ttft"] = _mean_or_reason(counted, OVERHEAD, [record.colo.ttft_ms for record in counted])
-    values["colo_e2e"] = _mean_or_reason(counted, E2E_OVERHEAD, [record.colo.e2e_ms for record in counted])
-    values["plain_ttft"] = _mean_or_reason(counted, PLAIN_OVERHEAD, [record.plain.ttft_ms for record in counted])
+    values["bytes_gb"] = _compute_mean_or_reason(counted, "bytes_transferred", gigabytes)
+    values["bw_gbps"] = _compute_mean_bandwidth(counted)
+    values["colo_ttft"] = _compute_mean_or_reason(counted, OVERHEAD, [record.colo.ttft_ms for record in counted])
+    values["colo_e2e"] = _compute_mean_or_reason(counted, E2E_OVERHEAD, [record.colo.e2e_ms for record in counted])
+    values["plain_ttft"] = _compute_mean_or_reason(
+        counted, PLAIN_OVERHEAD, [record.plain.ttft_ms for record in counted]
+    )
     for name in (PLAIN_OVERHEAD, PLAIN):
         if values[name].value is not None:
             values[name] = balance_pairs(counted, name, plain=True).mean
@@ -122,13 +128,15 @@ def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
         if values[name].value is not None:
             values[name] = balance_pairs(counted, name).mean
     for name, count_of in COUNTED.items():
-        values[name] = _mean_or_reason(counted, name, [count_of(record) for record in counted])
-    values["residual_share"] = _mean_or_reason(counted, "", [record.residual_share for record in counted])
-    values["client_residual_share"] = _mean_or_reason(counted, "", [record.client_residual_share for record in counted])
+        values[name] = _compute_mean_or_reason(counted, name, [count_of(record) for record in counted])
+    values["residual_share"] = _compute_mean_or_reason(counted, "", [record.residual_share for record in counted])
+    values["client_residual_share"] = _compute_mean_or_reason(
+        counted, "", [record.client_residual_share for record in counted]
+    )
     return values
 
 
-def _mean_or_reason(counted: Sequence[LifecycleRecord], name: str, values: Sequence[float | None]) -> Estimate:
+def _compute_mean_or_reason(counted: Sequence[LifecycleRecord], name: str, values: Sequence[float | None]) -> Estimate:
     """The mean of the known values; without one, the records' gap under `name`."""
     known = [value for value in values if value is not None]
     if known:
@@ -138,7 +146,7 @@ def _mean_or_reason(counted: Sequence[LifecycleRecord], name: str, values: Seque
     return unknown(next((record.gaps[name] for record in counted if name in record.gaps), "a phase is unknown"))
 
 
-def _mean_bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
+def _compute_mean_bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
     """All bytes over all time, with Student's t interval of the ratio to first order (delta method)."""
     pairs = [
         (size, ms)
@@ -146,7 +154,7 @@ def _mean_bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
         if (size := record.transfer_detail.bytes_transferred) and (ms := record.transfer_detail.rdma_write_ms)
     ]
     if not pairs:
-        return _mean_or_reason(counted, "effective_bw_gbps", [])
+        return _compute_mean_or_reason(counted, "effective_bw_gbps", [])
     moved, took = np.array(pairs, dtype=np.float64).T
     gbps = 8 * float(moved.sum() / took.sum()) / 1e6
     parts = gbps + (8 * moved / 1e6 - gbps * took) / took.mean()  # mean: gbps
@@ -201,10 +209,10 @@ def build_summary_rows(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.
     half_step: whether half of the decode instance's step is subtracted from `d_promotion`. It has a column, so that
     every reader of the numbers sees it.
     """
-    return pd.DataFrame([list_columns(_summary_row(row, half_step)) for row in rows], columns=COLUMNS)
+    return pd.DataFrame([list_columns(_make_summary_row(row, half_step)) for row in rows], columns=COLUMNS)
 
 
-def _summary_row(row: ConfigSummary, half_step: bool) -> SummaryRow:
+def _make_summary_row(row: ConfigSummary, half_step: bool) -> SummaryRow:
     specified = _list_bounded(row, SPECIFIED)
     return SummaryRow(
         prior_context=row.config.prior_context,
@@ -225,7 +233,9 @@ def _summary_row(row: ConfigSummary, half_step: bool) -> SummaryRow:
 def _list_bounded(row: ConfigSummary, columns: Mapping[str, str]) -> dict[str, float | None]:
     """`columns`: to the value that each holds."""
     return {
-        name: value for column, of in columns.items() for name, value in bounded_columns(column, row.value(of)).items()
+        name: value
+        for column, of in columns.items()
+        for name, value in make_bounded_columns(column, row.value(of)).items()
     }
 
 
@@ -265,5 +275,5 @@ MEDIANS = (
     "d_block_alloc", "d_schedule", "d_first_decode",
 )  # fmt: skip
 """Every duration with a mean in `summary.csv`."""
-COLUMNS = tuple(list_columns(_summary_row(ConfigSummary(RequestConfig(0, 0, 0), 0, 0, 0, {}), half_step=False)))
+COLUMNS = tuple(list_columns(_make_summary_row(ConfigSummary(RequestConfig(0, 0, 0), 0, 0, 0, {}), half_step=False)))
 """Columns of `summary.csv`."""

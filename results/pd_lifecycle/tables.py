@@ -9,7 +9,7 @@ from results.pd_lifecycle.analyze import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
 from results.pd_lifecycle.consistency import Check, RunDrift
 from results.pd_lifecycle.cost_model import SLOW, CostModel, Spread
-from results.pd_lifecycle.figures import UNWEIGHTED, WEIGHTED, format_slope, half_step_text, link_text
+from results.pd_lifecycle.figures import UNWEIGHTED, WEIGHTED, describe_half_step, describe_link, format_slope
 from results.pd_lifecycle.first_repetitions import FirstRepetitions
 from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, BreakEven, GridOverhead, OverheadCell
 from results.pd_lifecycle.paired_requests import COMBINED, OVERHEAD, TTFT, OrderEffect
@@ -18,10 +18,10 @@ from results.pd_lifecycle.volumes import Volume
 from results.records.estimate import Estimate, figure
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
 from results.records.percent import format_percent
-from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, gap_table, make_table
+from results.report.judgements import make_judgement_table, rules_table
+from results.report.table import NOT_MEASURED, Column, Table, format_or_reason, make_gap_table, make_table
 from results.report.terms import term
-from results.statistics.judgement import few_launches
+from results.statistics.judgement import explain_few_launches
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phases"
@@ -31,27 +31,27 @@ FIGURES_BEFORE = "Phases"
 def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
     """Every table with rows, in reading order."""
     candidates = (
-        judgement_table("Success criteria", "criterion", analysis.criteria, _CRITERIA_NOTE),
-        cost_model_table(analysis),
-        bandwidth_table(analysis),
-        grid_table(analysis),
-        overhead_table(analysis, analysis.plain_overheads),
+        make_judgement_table("Success criteria", "criterion", analysis.criteria, _CRITERIA_NOTE),
+        make_cost_model_table(analysis),
+        make_bandwidth_table(analysis),
+        make_grid_table(analysis),
+        make_overhead_table(analysis, analysis.plain_overheads),
         make_table(f"Break-even along N, {PLAIN_ENGINE}", BREAK_EVEN_COLUMNS, analysis.plain_break_evens),
-        overhead_table(analysis, analysis.overheads),
+        make_overhead_table(analysis, analysis.overheads),
         make_table(f"Break-even along N, {COMBINED_ENGINE}", BREAK_EVEN_COLUMNS, analysis.break_evens),
-        order_table(analysis),
+        make_order_table(analysis),
         make_table("Bytes moved by prior context", VOLUME_COLUMNS, analysis.volumes, _VOLUME_NOTE),
         make_table("Checks that do not follow from the definitions", CHECK_COLUMNS, analysis.checks, _CHECKS_NOTE),
         make_table("First repetitions", FIRST_COLUMNS, analysis.first_repetitions, _FIRST_NOTE),
         make_table("Drift over a launch", DRIFT_COLUMNS, analysis.drifts if analysis.counted else (), _DRIFT_NOTE),
-        phases_table(analysis),
-        totals_table(analysis),
-        medians_table(analysis, "Medians of the phases", (*PHASES, *HANDSHAKE_PARTS)),
-        medians_table(analysis, "Medians of the totals", _TOTALS),
-        between_stamps_table(analysis),
-        clocks_table(analysis),
-        discards_table(analysis),
-        gap_table(analysis.gaps),
+        make_phases_table(analysis),
+        make_totals_table(analysis),
+        make_medians_table(analysis, "Medians of the phases", (*PHASES, *HANDSHAKE_PARTS)),
+        make_medians_table(analysis, "Medians of the totals", _TOTALS),
+        make_between_stamps_table(analysis),
+        make_clocks_table(analysis),
+        make_discards_table(analysis),
+        make_gap_table(analysis.gaps),
         rules_table(analysis.criteria),
     )
     return tuple(table for table in candidates if table.rows)
@@ -60,7 +60,7 @@ def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
 _CRITERIA_NOTE = "Comparisons of times are decided from three launches of each engine on."
 
 
-def cost_model_table(analysis: LifecycleAnalysis) -> Table:
+def make_cost_model_table(analysis: LifecycleAnalysis) -> Table:
     fitted = analysis.costs
     models = {
         WEIGHTED: fitted.relative,
@@ -106,10 +106,10 @@ def _spread_text(spread: Spread) -> str:
     )
 
 
-def bandwidth_table(analysis: LifecycleAnalysis) -> Table:
+def make_bandwidth_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         f"Bandwidth: {term('write bandwidth').meaning}. Of link: of the first bandwidth named here. "
-        f"{_limit_text(analysis.costs.knee)}{_note_cut((analysis.costs.knee.bytes,))} {link_text(analysis)}"
+        f"{_describe_limit(analysis.costs.knee)}{_note_cut((analysis.costs.knee.bytes,))} {describe_link(analysis)}"
     )
     return make_table("Bandwidth by size", BANDWIDTH_COLUMNS, analysis.costs.curve, note)
 
@@ -125,7 +125,7 @@ BANDWIDTH_COLUMNS: tuple[Column[BandwidthPoint], ...] = (
 )
 
 
-def _limit_text(knee: Knee) -> str:
+def _describe_limit(knee: Knee) -> str:
     if knee.asymptote_gbps.value is None:
         return f"No asymptote and no knee: {knee.reason or knee.asymptote_gbps.reason}."
     measured = NOT_MEASURED if knee.measured_bytes is None else f"{knee.measured_bytes / 1e6:.4g} MB"
@@ -136,7 +136,7 @@ def _limit_text(knee: Knee) -> str:
     )
 
 
-def grid_table(analysis: LifecycleAnalysis) -> Table:
+def make_grid_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         "TTFT of one arm over that of another, less 1: medians per (C, N) and launch, the mean over the (C, N) that "
         "every launch measured, Student's t over the launches. From launch to launch: by how much the ratio changes "
@@ -158,9 +158,9 @@ GRID_COLUMNS: tuple[Column[GridOverhead], ...] = (
 )
 
 
-def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -> Table:
+def make_overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -> Table:
     baseline = cells[0].baseline if cells else ""
-    few = few_launches(analysis.launches, "engine")
+    few = explain_few_launches(analysis.launches, "engine")
     ttfts = [ttft for cell in cells for ttft in (cell.pdsep_ttft_ms, cell.colo_ttft_ms)]
     within = f"Slower and faster hold within these launches and are no verdict: {few}. " if few else ""
     units = (
@@ -170,7 +170,7 @@ def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -
     note = (
         "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the same request on "
         f"the {baseline}, both orders weighted equally. {_route_text(analysis)}{within or units}n.s.: sign not "
-        f"significant, all (C, N) tested (Holm). {_lengths_text(cells, analysis.launches)}{_note_cut(ttfts)}"
+        f"significant, all (C, N) tested (Holm). {_describe_lengths(cells, analysis.launches)}{_note_cut(ttfts)}"
     )
     return make_table(f"Overhead over the {baseline}", OVERHEAD_COLUMNS, cells, note)
 
@@ -209,7 +209,7 @@ def _route_text(analysis: LifecycleAnalysis) -> str:
     return "The combined request goes directly to the engine: the overhead includes the router. " if ways else ""
 
 
-def _lengths_text(cells: Sequence[OverheadCell], launches: int) -> str:
+def _describe_lengths(cells: Sequence[OverheadCell], launches: int) -> str:
     known = [cell.lengths_f for cell in cells if cell.lengths_f is not None]
     if not known:
         return "One output length, or one repetition: whether output lengths differ cannot be tested."
@@ -223,7 +223,7 @@ def _lengths_text(cells: Sequence[OverheadCell], launches: int) -> str:
     )
 
 
-def order_table(analysis: LifecycleAnalysis) -> Table:
+def make_order_table(analysis: LifecycleAnalysis) -> Table:
     known = [one for one in analysis.order_effects if one.effect_ms.value is not None]
     shown = known or analysis.order_effects[:1]
     over = "" if analysis.launches < MIN_PAIRED else " over the launches"
@@ -283,24 +283,24 @@ CONFIG_COLUMNS: tuple[Column[ConfigSummary], ...] = (
 )
 
 
-def _mean_column(name: str, heading: str = "", *, scale: float = 1.0, form: str = "") -> Column[ConfigSummary]:
+def _make_mean_column(name: str, heading: str = "", *, scale: float = 1.0, form: str = "") -> Column[ConfigSummary]:
     """The mean of a value without its interval, which summary.csv has."""
     return Column(heading or name, lambda row: row.value(name).value, digits=3, scale=scale, form=form)
 
 
-def _known_columns(analysis: LifecycleAnalysis, names: tuple[str, ...]) -> tuple[Column[ConfigSummary], ...]:
+def _make_known_columns(analysis: LifecycleAnalysis, names: tuple[str, ...]) -> tuple[Column[ConfigSummary], ...]:
     known = (name for name in names if any(row.value(name).value is not None for row in analysis.configs))
-    return tuple(_mean_column(name) for name in known)
+    return tuple(_make_mean_column(name) for name in known)
 
 
-def phases_table(analysis: LifecycleAnalysis) -> Table:
-    phases = _known_columns(analysis, (*PHASES, *HANDSHAKE_PARTS))
+def make_phases_table(analysis: LifecycleAnalysis) -> Table:
+    phases = _make_known_columns(analysis, (*PHASES, *HANDSHAKE_PARTS))
     bounds = "spreads" if analysis.launches < MIN_PAIRED else "intervals"
     note = (
         f"Milliseconds, means of the counted repetitions; results/lifecycle/summary.csv has their {bounds}. The first "
         "nine add up to E2E; metadata_wait (from the end of the prefill until the prefill instance receives the "
         "metadata of the decode instance) and zmq_after_metadata are the two parts of zmq_handshake. "
-        f"{half_step_text(analysis)} {analysis.half_step.text}"
+        f"{describe_half_step(analysis)} {analysis.half_step.text}"
     )
     columns = (*CONFIG_COLUMNS, *phases, Column("counted", _count_text))
     return make_table(FIGURES_BEFORE, columns, analysis.configs, note.strip())
@@ -317,7 +317,7 @@ _TOTALS = (
 )  # fmt: skip
 
 
-def totals_table(analysis: LifecycleAnalysis) -> Table:
+def make_totals_table(analysis: LifecycleAnalysis) -> Table:
     note = (
         "Milliseconds. transfer_total = t7 - t3. ttft_overhead_vs_colo = t9 - t0 - p_prefill, the specification's "
         "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, over the combined engine with the "
@@ -325,27 +325,27 @@ def totals_table(analysis: LifecycleAnalysis) -> Table:
     )
     columns = (
         *CONFIG_COLUMNS,
-        *map(_mean_column, _TOTALS),
-        _mean_column("bytes_gb", "10^6 bytes", scale=1e3),
-        _mean_column("bw_gbps", "Gbit/s"),
-        _mean_column("residual_share", "residual", form=".2%"),
-        _mean_column("client_residual_share", "residual from the client's send", form=".2%"),
+        *map(_make_mean_column, _TOTALS),
+        _make_mean_column("bytes_gb", "10^6 bytes", scale=1e3),
+        _make_mean_column("bw_gbps", "Gbit/s"),
+        _make_mean_column("residual_share", "residual", form=".2%"),
+        _make_mean_column("client_residual_share", "residual from the client's send", form=".2%"),
     )
     return make_table("Totals", columns, analysis.configs, note)
 
 
-def medians_table(analysis: LifecycleAnalysis, title: str, names: Sequence[str]) -> Table:
+def make_medians_table(analysis: LifecycleAnalysis, title: str, names: Sequence[str]) -> Table:
     """Medians beside the means of another table: the same durations of the same configurations."""
     known = [name for name in names if any(name in row.medians for row in analysis.configs)]
     note = (
         "Milliseconds, medians of the counted repetitions of all launches. A few slow repetitions move the means and "
         "not these; medians do not add up."
     )
-    columns = (*CONFIG_COLUMNS, *map(_median_column, known))
+    columns = (*CONFIG_COLUMNS, *map(_make_median_column, known))
     return make_table(title, columns, analysis.configs if known else (), note)
 
 
-def _median_column(name: str) -> Column[ConfigSummary]:
+def _make_median_column(name: str) -> Column[ConfigSummary]:
     return Column(name, lambda row: row.medians.get(name), digits=3)
 
 
@@ -355,15 +355,15 @@ _BETWEEN = (
 )  # fmt: skip
 
 
-def between_stamps_table(analysis: LifecycleAnalysis) -> Table:
+def make_between_stamps_table(analysis: LifecycleAnalysis) -> Table:
     """Phases between the specification's stamps. They overlap and have no sum."""
-    phases = _known_columns(analysis, _BETWEEN)
+    phases = _make_known_columns(analysis, _BETWEEN)
     note = "Milliseconds. Parts of the phases above; with concurrent requests some end before the prefill does."
     columns = (*CONFIG_COLUMNS, *phases)
     return make_table("Between the stamps", columns, analysis.configs if phases else (), note)
 
 
-def clocks_table(analysis: LifecycleAnalysis) -> Table:
+def make_clocks_table(analysis: LifecycleAnalysis) -> Table:
     if not analysis.two_hosts:
         return Table("Clocks", (), ())
     worst: dict[str, float] = {}
@@ -378,7 +378,7 @@ def clocks_table(analysis: LifecycleAnalysis) -> Table:
     return Table("Clocks", ("duration", "error"), tuple(rows), note)
 
 
-def discards_table(analysis: LifecycleAnalysis) -> Table:
+def make_discards_table(analysis: LifecycleAnalysis) -> Table:
     counts = Counter((one.config.label, one.reason) for one in analysis.discards)
     rows = tuple((label, str(count), reason) for (label, reason), count in sorted(counts.items()))
     return Table("Discarded measurements", ("configuration", "times", "why"), rows)

@@ -15,7 +15,15 @@ import numpy as np
 from results.measures.latency import Mask
 from results.records.estimate import Estimate
 from results.records.lifecycle import LifecycleRecord
-from results.statistics.estimates import DRAWS, Ranks, Samples, bound_draws, floats_or_nan, resample, student_quantile
+from results.statistics.estimates import (
+    DRAWS,
+    Ranks,
+    Samples,
+    bound_draws,
+    compute_student_quantile,
+    convert_to_floats,
+    resample,
+)
 
 MIN_TRANSFERS = 5
 MAX_INFLATION = 100.0
@@ -57,7 +65,7 @@ class Transfers:
         return replace(self, **arrays)
 
 
-def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
+def collect_transfers(records: Sequence[LifecycleRecord]) -> Transfers:
     rows = [
         (record, size, ms, gbps)
         for record in records
@@ -72,11 +80,11 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
         bytes=np.array([row[1] for row in rows], dtype=np.float64),
         ms=np.array([row[2] for row in rows], dtype=np.float64),
         gbps=np.array([row[3] for row in rows], dtype=np.float64),
-        operations=floats_or_nan([record.transfer_detail.num_rdma_ops for record in counted]),
+        operations=convert_to_floats([record.transfer_detail.num_rdma_ops for record in counted]),
         size=np.array([sizes.index(record.config.current_new_tokens) for record in counted], dtype=np.int64),
         new_tokens=sizes,
         cell=number_cells(counted),
-        run_delay_ms=floats_or_nan([record.counts.run_delay_us for record in counted]) / 1e3,
+        run_delay_ms=convert_to_floats([record.counts.run_delay_us for record in counted]) / 1e3,
         launch=np.array([record.trial for record in counted], dtype=np.int64),
     )
 
@@ -87,7 +95,7 @@ def number_cells(records: Sequence[LifecycleRecord]) -> Ranks:
     return np.array([keys.index((record.trial, *record.config.key)) for record in records], dtype=np.int64)
 
 
-def design_of(columns: Sequence[Samples]) -> tuple[Samples, Samples]:
+def build_design(columns: Sequence[Samples]) -> tuple[Samples, Samples]:
     """A column of ones, then the columns, each scaled to a mean of about one; and the scale of each."""
     scale = np.array([1.0, *(float(np.abs(column).mean()) or 1.0 for column in columns)])
     return np.column_stack([np.ones(columns[0].size), *columns]) / scale, scale
@@ -101,7 +109,7 @@ def solve_weighted(design: Samples, values: Samples, weights: Samples) -> Sample
 
 def solve_each(columns: Sequence[Samples], values: Samples, weights: Samples) -> Samples:
     """Constant and slopes for each row of `weights`: an array of draws x terms."""
-    design, scale = design_of(columns)
+    design, scale = build_design(columns)
     terms = scale.size
     squares = (weights @ (design[:, :, None] * design[:, None, :]).reshape(-1, terms**2)).reshape(-1, terms, terms)
     right = weights @ (design * values[:, None])
@@ -116,7 +124,7 @@ def fit_least_squares(
     cells: the cell of each value; None = each value is one of its own (HC3). Without more cells than terms there are no
     bounds.
     """
-    design, scale = design_of(columns)
+    design, scale = build_design(columns)
     n, terms = design.shape
     groups = np.arange(n) if cells is None else cells
     solution = solve_weighted(design, values, weights)
@@ -130,7 +138,7 @@ def fit_least_squares(
         _jackknifed_sum(design[groups == one], weights[groups == one], residual[groups == one], bread)
         for one in np.unique(groups)
     ])  # fmt: skip
-    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * student_quantile(count - terms)
+    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * compute_student_quantile(count - terms)
     basis = "HC3" if count == n else f"CR3 over {count} cells"
     return tuple(
         Estimate(float(value), float(value - reach), float(value + reach), n, basis=basis)
@@ -159,12 +167,12 @@ def draw_weights(transfers: Transfers, seed: int) -> Samples | str:
     return weights
 
 
-def percentile_interval(value: float, replicates: Samples, n: int) -> Estimate:
+def make_percentile_interval(value: float, replicates: Samples, n: int) -> Estimate:
     """A number of n transfers with its replicates under `draw_weights`."""
     return Estimate(value, *bound_draws(replicates), n, basis="cells resampled within each size")
 
 
-def why_inseparable(transfers: Transfers, weights: Samples) -> str:
+def explain_inseparable(transfers: Transfers, weights: Samples) -> str:
     """Why the costs of bytes and operations cannot be separated; empty where they can."""
     if not np.isfinite(transfers.operations).all():
         return "write operations were not counted for every transfer"

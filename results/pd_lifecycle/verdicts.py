@@ -15,15 +15,15 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
-from results.pd_lifecycle.by_launch import Size, measure_log_ratios, size_of, split_launches
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios, read_size, split_launches
 from results.pd_lifecycle.cost_model import SLOW, Costs
 from results.pd_lifecycle.overheads import (
     COMBINED_ENGINE,
     BreakEven,
     OverheadCell,
     is_judged_over_launches,
-    sign_at,
-    sign_by_point,
+    judge_signs,
+    judge_signs_by_point,
 )
 from results.pd_lifecycle.paired_requests import OVERHEAD, OrderEffect
 from results.pd_lifecycle.phases import count_missing_phases
@@ -32,13 +32,13 @@ from results.records.estimate import Estimate, unknown
 from results.records.events import RESIDUAL_BELOW
 from results.records.lifecycle import LifecycleRecord
 from results.records.percent import format_percent
-from results.statistics.estimates import LEVEL, divide, holm, mean
+from results.statistics.estimates import LEVEL, correct_by_holm, divide, mean
 from results.statistics.judgement import (
     Judgement,
     Outcome,
-    excluded_above,
-    excluded_text,
-    few_launches,
+    describe_excluded,
+    explain_few_launches,
+    find_excluded_above,
     leave_undecided,
     list_some,
 )
@@ -93,7 +93,7 @@ def require_launches(within: Judgement, launches: int, known: int | None = None)
 
     known: launches that have its numbers; None = all.
     """
-    few = few_launches(launches, "engine")
+    few = explain_few_launches(launches, "engine")
     if not few and known is not None and known < MIN_PAIRED:
         few = f"{known} of {launches} launches have its numbers: a verdict needs {MIN_PAIRED}"
     if not few or within.outcome is Outcome.OPEN:
@@ -102,7 +102,7 @@ def require_launches(within: Judgement, launches: int, known: int | None = None)
     return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. {spread}: {within.reason}", p=None)
 
 
-def _beside_point(point: str, reason: str) -> str:
+def _append_point(point: str, reason: str) -> str:
     """The reason by the intervals, then what the specification's rule gives for the values alone; "" = no value."""
     return f"{reason}; by the point alone: {point}" if point else reason
 
@@ -121,7 +121,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     above = [name for name, one in known.items() if one.low is not None and one.low > 1]
     rest = [name for name in ratios if name not in above]
     p_of = {name: p_values[size] for size, name in sizes.items() if size in p_values}
-    corrected = dict(zip(p_of, holm(list(p_of.values())), strict=True))
+    corrected = dict(zip(p_of, correct_by_holm(list(p_of.values())), strict=True))
     below = [
         name
         for name, one in known.items()
@@ -150,7 +150,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         "above 1; fails where one lies below, all (C, N) tested (Holm). From three launches on it is over the "
         "launches; within one, over the cells of the output lengths",
         outcome=outcome,
-        reason=_beside_point(point, f"{reason}{_example_text(decided, ratios)}"),
+        reason=_append_point(point, f"{reason}{_describe_example(decided, ratios)}"),
         measured=shown,
         numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
         p=_find_p_of_all(ratios, p_of, corrected, below),
@@ -194,7 +194,7 @@ def _list_without_ratio(records: Sequence[LifecycleRecord]) -> dict[Size, Estima
     for record in records:
         if record.counted:
             why = next((record.gaps[name] for name in ("rdma_transfer", "p_prefill") if name in record.gaps), None)
-            sizes.setdefault(size_of(record), unknown(why or "not measured"))
+            sizes.setdefault(read_size(record), unknown(why or "not measured"))
     return sizes
 
 
@@ -208,7 +208,7 @@ def _measure_dominance(records: Sequence[LifecycleRecord]) -> tuple[Mapping[Size
         config = record.config
         own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
         own.setdefault((record.trial, config.output_length), []).append(record)
-    logarithms = {size: mean([_median_log(own) for own in cells[size].values()]) for size in logs}
+    logarithms = {size: mean([_find_median_log(own) for own in cells[size].values()]) for size in logs}
     return {size: one.transform(math.exp) for size, one in logarithms.items()}, {}
 
 
@@ -228,7 +228,7 @@ def _measure_over_launches(
     return {size: one.transform(math.exp) for size, one in estimates.items()}, p_values
 
 
-def _median_log(records: Sequence[LifecycleRecord]) -> float:
+def _find_median_log(records: Sequence[LifecycleRecord]) -> float:
     """The median of one cell; NaN without a counted repetition, which a mean leaves out."""
     by_launch = measure_log_ratios(records, _transfer_over_prefill).values()
     return next((value for own in by_launch for value in own.values()), math.nan)
@@ -238,7 +238,7 @@ def _transfer_over_prefill(record: LifecycleRecord) -> float | None:
     return divide(record.ms("rdma_transfer"), record.ms("p_prefill"))
 
 
-def _example_text(decided: Sequence[str], ratios: Mapping[str, Estimate]) -> str:
+def _describe_example(decided: Sequence[str], ratios: Mapping[str, Estimate]) -> str:
     if not decided or ratios[decided[0]].value is None:
         return ""
     return f"; rdma_transfer / p_prefill at {decided[0]}: {ratios[decided[0]].text(3)}"
@@ -256,7 +256,7 @@ def judge_linearity(costs: Costs) -> Judgement:
     else:
         outcome, reason = Outcome.UNDECIDED, f"R^2 {r2.text(4)} straddles {R2_ABOVE:g}"
     if r2.value is not None:
-        reason = _beside_point(f"{'met' if r2.value > R2_ABOVE else 'not met'}, R^2 {r2.value:.4f}", reason)
+        reason = _append_point(f"{'met' if r2.value > R2_ABOVE else 'not met'}, R^2 {r2.value:.4f}", reason)
     spread = costs.spread
     if spread.medians.value is not None and spread.without_slow.value is not None:
         reason += (
@@ -290,7 +290,7 @@ def list_unsized(records: Sequence[LifecycleRecord]) -> tuple[Size, ...]:
     sized: dict[Size, bool] = {}
     for record in records:
         if record.counted:
-            size = size_of(record)
+            size = read_size(record)
             sized[size] = sized.get(size, False) or bool(record.transfer_detail.bytes_transferred)
     contexts = Counter(new_tokens for _, new_tokens in sized)
     return tuple(size for size in sorted(sized) if not sized[size] and contexts[size[1]] > 1)
@@ -302,11 +302,13 @@ def judge_increment(volumes: Sequence[Volume], without: Sequence[Size] = ()) -> 
     without: as `list_unsized`; a rule about all C needs the bytes at each.
     """
     comparable = [one for one in volumes if len(one.bytes_by_context) > 1]
-    blind = [one for one in comparable if one.block_bytes is None and max(one.spread_bytes, _off_by(one)) > 0]
+    blind = [
+        one for one in comparable if one.block_bytes is None and max(one.spread_bytes, _measure_largest_error(one)) > 0
+    ]
     differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
-    wrong = [one for one in comparable if one.block_bytes is not None and _off_by(one) > one.block_bytes]
+    wrong = [one for one in comparable if one.block_bytes is not None and _measure_largest_error(one) > one.block_bytes]
     unsized = [one for one in comparable if one.kv_bytes is None]
-    agreement = list_some([_agreement_text(one) for one in comparable])
+    agreement = list_some([_describe_agreement(one) for one in comparable])
     missing = f"no bytes were counted at {list_some([f'C={size[0]} N={size[1]}' for size in without])}"
     if not comparable:
         outcome, reason = Outcome.OPEN, missing if without else "no N was measured at two values of C"
@@ -351,7 +353,7 @@ def judge_increment(volumes: Sequence[Volume], without: Sequence[Size] = ()) -> 
     )
 
 
-def _off_by(one: Volume) -> float:
+def _measure_largest_error(one: Volume) -> float:
     """Largest difference in bytes to the KV size of N new tokens, over C; 0 where that size is unknown."""
     return 0.0 if one.kv_bytes is None else max(abs(moved - one.kv_bytes) for _, moved in one.bytes_by_context)
 
@@ -362,7 +364,7 @@ def _spread_text(one: Volume) -> str:
     return f"N={one.new_tokens}: from {min(moved):.0f} to {max(moved):.0f} bytes, {blocks:.1f} blocks"
 
 
-def _agreement_text(one: Volume) -> str:
+def _describe_agreement(one: Volume) -> str:
     expected = "" if one.of_expected is None else f" ({format_percent(one.of_expected, 1)} of the model's)"
     return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token{expected}, spread {one.spread_bytes:.0f}"
 
@@ -383,7 +385,7 @@ def judge_overhead(
     elif outcome is Outcome.HOLDS:
         reason = list_some([f"C={one.prior_context}: {one.text}" for one in located or break_evens])
     else:
-        reason = _no_threshold_text(cells, [cell for cell in cells if cell.sign is not None])
+        reason = _explain_no_threshold(cells, [cell for cell in cells if cell.sign is not None])
         reason += _exclude_at_each("overheads", [cell.change for cell in cells if cell.sign is None])
     first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
     return Judgement(
@@ -396,19 +398,19 @@ def judge_overhead(
         "the ratio of medians over the launches, within one by the mean difference, widened by the spread between "
         "output lengths",
         outcome=outcome,
-        reason=f"{_beside_point(_threshold_by_point(cells), reason)}{_order_text(order)}",
+        reason=f"{_append_point(_describe_threshold_by_point(cells), reason)}{_describe_order(order)}",
         measured=first,
         numbers={
             **{f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
             **{f"relative, C={cell.prior_context} N={cell.new_tokens}": cell.change for cell in cells},
             **({} if order is None else {"overhead, combined first less handover first, ms": order}),
         },
-        p=find_p_of_rule(lambda level: _decide_threshold(sign_at(cells, level))) if tested else None,
+        p=find_p_of_rule(lambda level: _decide_threshold(judge_signs(cells, level))) if tested else None,
     )
 
 
-def _threshold_by_point(cells: Sequence[OverheadCell]) -> str:
-    points = sign_by_point(cells)
+def _describe_threshold_by_point(cells: Sequence[OverheadCell]) -> str:
+    points = judge_signs_by_point(cells)
     one_sign = len({cell.sign for cell in points}) < 2
     texts = {
         Outcome.HOLDS: "met, both signs occur and meet once",
@@ -431,13 +433,13 @@ def _decide_threshold(cells: Sequence[OverheadCell]) -> Outcome:
 def _exclude_at_each(of: str, estimates: Sequence[Estimate], none: float = 0.0) -> str:
     """What every interval over launches that covers no effect excludes by itself; empty without such an interval.
 
-    `of`: as in `excluded_text`.
+    `of`: as in `describe_excluded`.
     """
-    covering = [one for one in estimates if excluded_above(one, none) is not None]
+    covering = [one for one in estimates if find_excluded_above(one, none) is not None]
     if not covering:
         return ""
     low, high = min(one.low or 0.0 for one in covering), max(one.high or 0.0 for one in covering)
-    text = excluded_text(replace(covering[0], low=low, high=high), none=none, of=of, both_sides=True)
+    text = describe_excluded(replace(covering[0], low=low, high=high), none=none, of=of, both_sides=True)
     return f"; {text} at each of {len(covering)} (C, N) by itself"
 
 
@@ -460,7 +462,7 @@ def _count_turns(cells: Sequence[OverheadCell]) -> Mapping[tuple[str, str], int]
     return {line: sum(a != b for a, b in pairwise(signs)) for line, signs in lines.items()}
 
 
-def _order_text(order: Estimate | None) -> str:
+def _describe_order(order: Estimate | None) -> str:
     if order is None:
         return ""
     if order.value is None:
@@ -468,7 +470,7 @@ def _order_text(order: Estimate | None) -> str:
     return f"; order effect, cancelled here (combined first minus handover first): {order.text(3)} ms"
 
 
-def _no_threshold_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:
+def _explain_no_threshold(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:
     if not decided:
         return f"no sign is significant at any of {len(cells)} (C, N)"
     slower = sum(cell.sign == 1 for cell in decided)

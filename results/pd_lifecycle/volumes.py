@@ -74,11 +74,11 @@ def _measure_volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         block_bytes=float(np.median(per_block)) if per_block else None,
         of_expected=float(np.median(moved)) / expected if expected else None,
         kv_bytes=expected,
-        operations_by_context=tuple((one, _median_operations(own, one)) for one, _ in medians),
+        operations_by_context=tuple((one, _compute_median_operations(own, one)) for one, _ in medians),
     )
 
 
-def _median_operations(own: Sequence[LifecycleRecord], context: int) -> float | None:
+def _compute_median_operations(own: Sequence[LifecycleRecord], context: int) -> float | None:
     counts = [
         record.transfer_detail.num_rdma_ops
         for record in own

@@ -25,7 +25,7 @@ from results.records.declaration import pick_fields
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.lifecycle import AGGREGATE_FORMAT, LifecycleRecord
 from results.report.content import Report
-from results.report.document import report_title
+from results.report.document import format_report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_analysis
@@ -45,7 +45,7 @@ def build_outputs(analysis: LifecycleAnalysis, layout: RunLayout) -> Outputs:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            report_title(analysis.facts),
+            format_report_title(analysis.facts),
             build_page(analysis),
             build_report(analysis),
             build_figures(analysis),
@@ -72,10 +72,10 @@ def build_verdicts(analysis: LifecycleAnalysis) -> LifecycleVerdicts:
 def build_request_rows(analysis: LifecycleAnalysis) -> pd.DataFrame:
     """The rows of `aggregate.{csv,parquet}`: one per request, warm-up and discarded requests included."""
     half_step = analysis.settings.subtract_half_step
-    return build_frame(_request_row(record, half_step) for record in analysis.records)
+    return build_frame(_make_request_row(record, half_step) for record in analysis.records)
 
 
-def _request_row(record: LifecycleRecord, half_step: bool) -> LifecycleRow:
+def _make_request_row(record: LifecycleRecord, half_step: bool) -> LifecycleRow:
     return LifecycleRow(
         prior_context=record.config.prior_context,
         new_tokens=record.config.current_new_tokens,

@@ -1,8 +1,8 @@
 """What the declaration of a record states of each field, and how rows of text become records.
 
 A record is declared once, as a frozen dataclass or msgspec Struct. The annotation is a field's type, the end of its
-name its unit, and the string below it its description. `results.records.frames.arrow_schema` derives the Arrow schema,
-`results.documents.json_schemas` the JSON Schemas.
+name its unit, and the string below it its description. `results.records.frames.make_arrow_schema` derives the Arrow
+schema, `results.documents.make_json_schemas` the JSON Schemas.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Field:
 
 
 @cache
-def fields_of(record: type) -> tuple[Field, ...]:
+def list_record_fields(record: type) -> tuple[Field, ...]:
     """The fields of a record in their order, those of its bases first. Raises TypeError where it is no record."""
     info = msgspec.inspect.type_info(record)
     if not isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.StructType):
@@ -108,9 +108,9 @@ def fields_of(record: type) -> tuple[Field, ...]:
     )
 
 
-def records_inside(record: type) -> tuple[type, ...]:
+def list_records_inside(record: type) -> tuple[type, ...]:
     """The records in the fields of a record, each once, in the order of the fields."""
-    return tuple(dict.fromkeys(each for one in fields_of(record) for each in _find_records(one.kind)))
+    return tuple(dict.fromkeys(each for one in list_record_fields(record) for each in _find_records(one.kind)))
 
 
 def pick_fields(source: object, record: type) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class UnknownVersion(Exception):
     """A record of a version that this Tracon does not read."""
 
 
-def unit_of(name: str) -> str:
+def find_unit(name: str) -> str:
     """The unit that the end of a number's name states."""
     return next((unit for end, unit in UNITS.items() if name == end or name.endswith(f"_{end}")), "1")
 
@@ -209,7 +209,7 @@ def _make_field(name: str, hint: object, required: bool, sentence: str | None) -
     kind: Any = hint
     if nullable or omitted:
         kind = reduce(operator.or_, (part for part in parts if part not in (NoneType, msgspec.UnsetType)))
-    unit = unit_of(name) if kind in (int, float) else ""
+    unit = find_unit(name) if kind in (int, float) else ""
     return Field(name, kind, nullable, required, unit, sentence or COMMON_SENTENCES.get(name, ""))
 
 
@@ -228,28 +228,28 @@ def _read_sentences(record: type) -> dict[str, str]:
     for base in reversed(record.__mro__):
         if base.__module__.startswith(("builtins", "msgspec", "typing")):
             continue
-        body = _class_body(base)
+        body = _find_class_body(base)
         for declared, below in pairwise(body):
             if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name):
-                text = _docstring_of(below)
+                text = _read_docstring(below)
                 if text:
                     sentences[declared.target.id] = text
     return sentences
 
 
-def _class_body(record: type) -> list[ast.stmt]:
-    for node in ast.walk(_module_of(record.__module__)):
+def _find_class_body(record: type) -> list[ast.stmt]:
+    for node in ast.walk(_parse_module(record.__module__)):
         if isinstance(node, ast.ClassDef) and node.name == record.__name__:
             return node.body
     return []
 
 
 @cache
-def _module_of(name: str) -> ast.Module:
+def _parse_module(name: str) -> ast.Module:
     return ast.parse(inspect.getsource(sys.modules[name]))
 
 
-def _docstring_of(statement: ast.stmt) -> str:
+def _read_docstring(statement: ast.stmt) -> str:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return " ".join(str(statement.value.value).split())
     return ""

@@ -9,7 +9,7 @@ from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
 
 
-def engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
+def list_engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
     """A gap per death and per stall, in their order; empty where the run has no such file."""
     rows = read_each_row(RunLayout(root).engine_faults, EngineFault)
     return tuple(row if isinstance(row, Gap) else _make_gap(row) for row in rows)

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
-from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, fields_of
+from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, list_record_fields
 from results.records.errors import DAMAGED_JSON
-from results.records.layout import open_atomically, parquet_beside, sha256
+from results.records.layout import name_parquet_beside, open_atomically, sha256
 from results.records.schemas import CELL_VERSION, CellRecord, MetricsRecord, RequestRecord, StepRecord
 from results.records.turns import TurnRecord
 
@@ -28,20 +28,20 @@ _SOURCE = b"tracon.source"
 _Record = TypeVar("_Record")
 
 
-def arrow_schema(record: type) -> pa.Schema:
+def make_arrow_schema(record: type) -> pa.Schema:
     """The Arrow schema of a declared record whose fields are numbers, texts and truth values.
 
     A field with a default may be missing: rows of an older version do not have it. Raises KeyError for another type.
     """
     return pa.schema(
         [
-            pa.field(one.name, _ARROW[_plain_type(one.kind)], nullable=one.nullable or not one.required)
-            for one in fields_of(record)
+            pa.field(one.name, _ARROW[_find_plain_type(one.kind)], nullable=one.nullable or not one.required)
+            for one in list_record_fields(record)
         ]
     )
 
 
-def _plain_type(kind: object) -> object:
+def _find_plain_type(kind: object) -> object:
     """The JSON type of a field's type."""
     if get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, str)):
         return str
@@ -49,9 +49,9 @@ def _plain_type(kind: object) -> object:
 
 
 _ARROW: Mapping[object, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
-REQUEST_SCHEMA = arrow_schema(RequestRecord)
-STEP_SCHEMA = arrow_schema(StepRecord)
-TURN_SCHEMA = arrow_schema(TurnRecord)
+REQUEST_SCHEMA = make_arrow_schema(RequestRecord)
+STEP_SCHEMA = make_arrow_schema(StepRecord)
+TURN_SCHEMA = make_arrow_schema(TurnRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _Source(msgspec.Struct, frozen=True):
     sha256: str
 
 
-def artifact_name(path: Path) -> str:
+def name_artifact(path: Path) -> str:
     """How gaps name a file: its path below the run's folder, e.g. `results/2026-01-31_plain/requests_A_r4.jsonl`."""
     deepest = (("results", 4),) if path.parent.name.startswith("trial_") else ()  # a cell of the routing experiment
     for folder, depth in (("results", 3), ("preflight", 2), *deepest):
@@ -115,13 +115,13 @@ def read_steps(path: Path, checksum: str | None = None, columns: Sequence[str] |
 
 def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) -> Loaded:
     """The scrapes at `path`: column t_ns, and a float column per name of `names` (NaN = absent)."""
-    raw = verified_bytes(path, checksum)
+    raw = read_verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return Loaded(None, (raw,))
     try:
         scrapes = msgspec.json.Decoder(MetricsRecord).decode_lines(raw)
     except DAMAGED_JSON as error:
-        return Loaded(None, (Gap(artifact_name(path), f"is damaged: {error}"),))
+        return Loaded(None, (Gap(name_artifact(path), f"is damaged: {error}"),))
     frame = pd.DataFrame(
         {
             "t_ns": pd.Series([scrape.t_ns for scrape in scrapes], dtype="int64"),
@@ -145,11 +145,11 @@ def read_record(
     try:
         return decode_versioned(path.read_bytes(), record, version, upgrades)
     except OSError as error:
-        return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+        return Gap(name_artifact(path), f"cannot be read: {error.strerror}")
     except UnknownVersion as error:
-        return Gap(artifact_name(path), str(error))
+        return Gap(name_artifact(path), str(error))
     except DAMAGED_JSON as error:
-        return Gap(artifact_name(path), f"is damaged: {error}")
+        return Gap(name_artifact(path), f"is damaged: {error}")
 
 
 def read_each_row(path: Path, kind: type[_Record]) -> Iterator[_Record | Gap]:
@@ -173,7 +173,7 @@ def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
     """Write `table` beside the JSONL it was read from or written to; a folder that cannot be written is no error."""
     stat = jsonl.stat()
     source = msgspec.json.encode(_Source(stat.st_size, stat.st_mtime_ns, digest))
-    target = parquet_beside(jsonl)
+    target = name_parquet_beside(jsonl)
     texts = [field.name for field in table.schema if pa.types.is_string(field.type)]  # numbers rarely repeat
     try:
         stamped = table.replace_schema_metadata({_SOURCE: source})
@@ -189,15 +189,15 @@ def read_table(
     """The rows of a JSONL file under `schema`, from its Parquet copy where that is current; or what is wrong."""
     copied = _read_parquet(path, schema, checksum, columns)
     if copied is not None:
-        missing = () if path.exists() else (Gap(artifact_name(path), "is missing; read from its Parquet copy"),)
+        missing = () if path.exists() else (Gap(name_artifact(path), "is missing; read from its Parquet copy"),)
         return copied, missing
-    raw = verified_bytes(path, checksum)
+    raw = read_verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return raw
     try:
         table = _parse_jsonl(raw, schema)
     except (pa.ArrowInvalid, ValueError) as error:
-        return Gap(artifact_name(path), f"is damaged: {str(error).splitlines()[0]}")
+        return Gap(name_artifact(path), f"is damaged: {str(error).splitlines()[0]}")
     write_parquet(table, path, checksum or sha256(path))
     return (table.select(list(columns)) if columns else table), ()
 
@@ -215,18 +215,18 @@ def _parse_jsonl(raw: bytes, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
+def read_verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
     """The file's content, verified against the SHA-256 in its cell record; or what is wrong."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        return Gap(artifact_name(path), "is missing")
+        return Gap(name_artifact(path), "is missing")
     except OSError as error:
-        return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+        return Gap(name_artifact(path), f"cannot be read: {error.strerror}")
     if not raw:
-        return Gap(artifact_name(path), "is empty")
+        return Gap(name_artifact(path), "is empty")
     if checksum is not None and hashlib.sha256(raw).hexdigest() != checksum:
-        return Gap(artifact_name(path), "differs from the checksum its cell was finished with")
+        return Gap(name_artifact(path), "differs from the checksum its cell was finished with")
     return raw
 
 
@@ -235,12 +235,12 @@ def _read_parquet(
 ) -> pa.Table | None:
     """The Parquet copy of `path`; None where there is none, or it is not current."""
     try:
-        file = pq.ParquetFile(parquet_beside(path))
+        file = pq.ParquetFile(name_parquet_beside(path))
         written = set(file.schema_arrow.names)
         if any(not field.nullable and field.name not in written for field in schema):
             return None
         source = msgspec.json.decode((file.schema_arrow.metadata or {}).get(_SOURCE, b"null"), type=_Source)
-        if not _same_source(path, source, checksum):
+        if not _is_same_source(path, source, checksum):
             return None
         known = [name for name in columns or schema.names if name in written]
         return _conform_to(file.read(columns=known), schema, columns)
@@ -257,7 +257,7 @@ def _conform_to(table: pa.Table, schema: pa.Schema, columns: Sequence[str] | Non
     return table.select(names)
 
 
-def _same_source(path: Path, source: _Source, checksum: str | None) -> bool:
+def _is_same_source(path: Path, source: _Source, checksum: str | None) -> bool:
     if checksum is not None and source.sha256 != checksum:
         return False
     try:

@@ -150,7 +150,7 @@ def _sum_samples(samples: Sequence[GpuSample], reason: str) -> GpuUse:
     own = [one for one in samples if is_of_run(one)]
     if not own:
         return GpuUse(reason=reason or "no engine of the run used a GPU")
-    busy = _mean_stated(one.utilisation_percent for one in own)
+    busy = _average_stated(one.utilisation_percent for one in own)
     used: Counter[int] = Counter()
     for one in own:
         used[one.t_ns] += round(one.memory_used_mib)
@@ -158,14 +158,14 @@ def _sum_samples(samples: Sequence[GpuSample], reason: str) -> GpuUse:
         gpus=tuple(sorted({one.gpu for one in own})),
         utilisation=None if busy is None else busy / 100,
         memory_used_mib=float(max(used.values())),
-        clock_mhz=_mean_stated(one.clock_mhz for one in own),
-        power_w=_mean_stated(one.power_w for one in own),
+        clock_mhz=_average_stated(one.clock_mhz for one in own),
+        power_w=_average_stated(one.power_w for one in own),
         temperature_c=max((one.temperature_c for one in own if one.temperature_c is not None), default=None),
-        limited=_share_limits(own),
+        limited=_compute_limit_shares(own),
     )
 
 
-def gpu_notes(path: Path, engine_kind: str) -> tuple[str, ...]:
+def note_gpus(path: Path, engine_kind: str) -> tuple[str, ...]:
     """Sentences for a report: what each GPU of the run's engines did, and in which cells its clocks were limited.
 
     Empty where there is no file, and where the engines need no GPU and used none.
@@ -222,7 +222,7 @@ def _describe_other_processes(gpus: Mapping[int, Sequence[GpuSample]]) -> Iterat
 
 
 def _describe_gpu(gpu: int, samples: Sequence[GpuSample]) -> str:
-    busy = _mean_stated(one.utilisation_percent for one in samples)
+    busy = _average_stated(one.utilisation_percent for one in samples)
     parts = [] if busy is None else [f"busy {busy:.0f} % of the time"]
     clocks = [one.clock_mhz for one in samples if one.clock_mhz is not None]
     if clocks:
@@ -245,7 +245,7 @@ def _name_limited_cells(samples: Iterable[GpuSample]) -> tuple[str, ...]:
     stated = [one for one in samples if one.limited_by is not None]
     for one in stated:
         cells.setdefault(one.cell or "", []).append(one)
-    shares = {cell: _share_limits(own) for cell, own in cells.items()}
+    shares = {cell: _compute_limit_shares(own) for cell, own in cells.items()}
     limited = sorted((cell for cell in shares if shares[cell]), key=lambda cell: -max(shares[cell].values()))
     if not stated:
         return ()
@@ -263,13 +263,13 @@ def _describe_limits(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {format_percent(share)} of the time" for name, share in shares.items())
 
 
-def _share_limits(samples: Sequence[GpuSample]) -> dict[str, float]:
+def _compute_limit_shares(samples: Sequence[GpuSample]) -> dict[str, float]:
     """The most frequent first."""
     stated = [one.limited_by for one in samples if one.limited_by is not None]
     counts = Counter(name for text in stated for name in text.split("+") if name != UNLIMITED)
     return {name: count / len(stated) for name, count in counts.most_common()}
 
 
-def _mean_stated(values: Iterable[float | None]) -> float | None:
+def _average_stated(values: Iterable[float | None]) -> float | None:
     stated = [value for value in values if value is not None]
     return fmean(stated) if stated else None

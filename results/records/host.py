@@ -83,7 +83,7 @@ def find_disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
     return tuple(sorted(rows, key=lambda one: (-one.worst_late_s, -(one.worst_stolen or 0.0), one.cell)))
 
 
-def mean_work_us(samples: Iterable[HostSample]) -> dict[str, float]:
+def compute_mean_work_us(samples: Iterable[HostSample]) -> dict[str, float]:
     """By cell, the mean time of the fixed piece of work; a cell in which it was not timed is left out."""
     cells: dict[str, list[float]] = {}
     for sample in samples:
@@ -92,7 +92,7 @@ def mean_work_us(samples: Iterable[HostSample]) -> dict[str, float]:
     return {cell: fmean(taken) for cell, taken in cells.items()}
 
 
-def share_slow(samples: Iterable[HostSample]) -> float | None:
+def compute_slow_share(samples: Iterable[HostSample]) -> float | None:
     """0..1: the share of the seconds in which a core was SLOW; None = the work was not timed."""
     known = [one.work_us for one in samples if one.work_us is not None]
     if not known:
@@ -131,7 +131,7 @@ def host_notes(path: Path) -> tuple[str, ...]:
 
 
 def _describe_slow(samples: Sequence[HostSample]) -> tuple[str, ...]:
-    share = share_slow(samples)
+    share = compute_slow_share(samples)
     if not share:
         return ()
     known = sorted(one.work_us for one in samples if one.work_us is not None)

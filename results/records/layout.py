@@ -91,7 +91,7 @@ class ConfigLayout:
         """The cell records of these phases (None = all), by name."""
         return self._list_files("cell", "json", phases)
 
-    def cells_of_requests(self, phases: Collection[str] | None = None) -> tuple[Path, ...]:
+    def list_cells_of_requests(self, phases: Collection[str] | None = None) -> tuple[Path, ...]:
         """Where the cell record of each file of requests is, or would be."""
         requests = self._list_files("requests", "jsonl", phases)
         return tuple(self.root / f"cell_{path.stem.removeprefix('requests_')}.json" for path in requests)
@@ -153,11 +153,11 @@ class RunLayout:
         """
         return self.trace.parent / name / (str(number) if number else "") / self.trace.name
 
-    def interference_of(self, prefill_tokens: int) -> Path:
+    def name_interference_part(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""
         return self.results / "interference" / f"n{prefill_tokens}.jsonl"
 
-    def interference_parts(self) -> tuple[Path, ...]:
+    def list_interference_parts(self) -> tuple[Path, ...]:
         """The rows of every cell, by prefill length."""
         parts = (self.results / "interference").glob("n*.jsonl")
         return tuple(sorted(parts, key=lambda path: int(path.stem[1:])))
@@ -219,13 +219,13 @@ class TrialLayout:
         """The transfer probe's files of one instance, or of all, over its launches."""
         return tuple(sorted(self.instances.glob(f"{instance}/rings/*/{TRANSFER_LOGS}")))
 
-    def instance_of(self, path: Path) -> str:
+    def find_instance_of(self, path: Path) -> str:
         """The instance whose folder holds `path`; empty where no folder of the cell's instances does."""
         parts = path.relative_to(self.root).parts
         return parts[1] if len(parts) > 1 and parts[0] == self.instances.name else ""
 
 
-def trial_layouts(run: Path) -> tuple[TrialLayout, ...]:
+def list_trial_layouts(run: Path) -> tuple[TrialLayout, ...]:
     """Every cell folder of a `routing` run, by label and trial."""
     return tuple(TrialLayout(path) for path in sorted((run / "results").glob("*/trial_*")) if path.is_dir())
 
@@ -233,7 +233,7 @@ def trial_layouts(run: Path) -> tuple[TrialLayout, ...]:
 def digest_cells(run: Path) -> str:
     """SHA-256 over the records of all cells of a `routing` run, or of all points of a search: it changes with any."""
     digest = hashlib.sha256()
-    for path in (*(layout.cell for layout in trial_layouts(run)), *sorted(RunLayout(run).points.glob("*/*.json"))):
+    for path in (*(layout.cell for layout in list_trial_layouts(run)), *sorted(RunLayout(run).points.glob("*/*.json"))):
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -275,7 +275,7 @@ class LifecycleLayout:
         """The `failed.json` of every cell that failed, by name."""
         return tuple(sorted(self.folder.glob("cells/C*/failed.json")))
 
-    def next_start(self) -> Path:
+    def name_next_start(self) -> Path:
         """The folder of the next start."""
         taken = [int(path.name) for path in self.instances.glob("*") if path.name.isdigit()]
         return self.instances / str(max(taken, default=0) + 1)
@@ -327,17 +327,17 @@ class AttemptLayout:
         return self.root / "probe" / side
 
 
-def beside_cell(cell_json: Path, kind: str) -> Path:
+def name_file_beside_cell(cell_json: Path, kind: str) -> Path:
     """`cell_A_r4.json` -> `<kind>_A_r4.jsonl` in the same folder."""
     return cell_json.with_name(f"{kind}_{cell_json.stem.removeprefix('cell_')}.jsonl")
 
 
-def spec_beside(requests: Path) -> Path:
+def name_spec_beside(requests: Path) -> Path:
     """The options of the load that wrote these requests."""
     return requests.with_name(f"{requests.stem}.spec.json")
 
 
-def parquet_beside(jsonl: Path) -> Path:
+def name_parquet_beside(jsonl: Path) -> Path:
     """The Parquet copy of a JSONL file."""
     return jsonl.with_suffix(".parquet")
 

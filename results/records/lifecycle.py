@@ -326,7 +326,7 @@ class LifecycleRecord:
     @property
     def parts_ms(self) -> Mapping[str, float | None]:
         """As phases_ms, with `zmq_handshake` in its two parts where these are known."""
-        return {name: self.ms(name) for name in parts_of(lambda part: self.ms(part) is not None)}
+        return {name: self.ms(name) for name in list_phase_parts(lambda part: self.ms(part) is not None)}
 
 
 PHASES = (
@@ -340,7 +340,7 @@ HANDSHAKE_PARTS = ("metadata_wait", "zmq_after_metadata")
 on."""
 
 
-def parts_of(known: Callable[[str], bool]) -> tuple[str, ...]:
+def list_phase_parts(known: Callable[[str], bool]) -> tuple[str, ...]:
     """The phases in the order they pass, the handshake in its parts where both are known."""
     parts = HANDSHAKE_PARTS if all(known(name) for name in HANDSHAKE_PARTS) else (HANDSHAKE,)
     index = PHASES.index(HANDSHAKE)

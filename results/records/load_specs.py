@@ -94,7 +94,7 @@ class LoadSpec(LoadOptions):
     """Version of this record; one that states none is of version 1."""
 
     def __post_init__(self) -> None:
-        refuse_problems("load", (*_common_rules(self), *_load_rules(self)))
+        refuse_problems("load", (*_make_common_rules(self), *_load_rules(self)))
 
     @property
     def horizon_s(self) -> float:
@@ -137,10 +137,10 @@ class ReplaySpec(LoadOptions):
     """Version of this record; one that states none is of version 1."""
 
     def __post_init__(self) -> None:
-        refuse_problems("replay", (*_common_rules(self), *_replay_rules(self)))
+        refuse_problems("replay", (*_make_common_rules(self), *_replay_rules(self)))
 
 
-def _common_rules(spec: LoadOptions) -> tuple[Rule, ...]:
+def _make_common_rules(spec: LoadOptions) -> tuple[Rule, ...]:
     evidence = ", ".join(EVIDENCE)
     return (
         (not has_user(spec.url), "url contains a user or a password", "the URL without them, http://HOST:PORT"),

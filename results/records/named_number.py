@@ -45,15 +45,15 @@ def _show_number(value: float) -> str:
 def name_value(key: str, value: object) -> tuple[str, str]:
     """A named value as label and text: `ttft_p90_s` -> (`TTFT p90`, `142 ms`)."""
     if isinstance(value, bool):
-        return _label(key), "yes" if value else "no"
-    ending, factor, unit = _unit_of(key)
+        return _format_label(key), "yes" if value else "no"
+    ending, factor, unit = _find_unit(key)
     if value is None:
-        return _label(key.removesuffix(ending)), NOT_MEASURED
+        return _format_label(key.removesuffix(ending)), NOT_MEASURED
     if not isinstance(value, int | float):
-        return _label(key), _plain_text(value)
+        return _format_label(key), _format_plain(value)
     if isinstance(value, int) and not ending:
-        return _label(key), f"{value}"
-    return _label(key.removesuffix(ending)), f"{_show_number(value * factor)}{unit}"
+        return _format_label(key), f"{value}"
+    return _format_label(key.removesuffix(ending)), f"{_show_number(value * factor)}{unit}"
 
 
 def list_numbers(values: Mapping[str, object]) -> Iterator[str]:
@@ -62,7 +62,7 @@ def list_numbers(values: Mapping[str, object]) -> Iterator[str]:
     Bounds are the fields with `_low` and `_high` before the unit. What is no number is left out.
     """
     for key, value in values.items():
-        ending, factor, _ = _unit_of(key)
+        ending, factor, _ = _find_unit(key)
         stem = key.removesuffix(ending)
         if isinstance(value, bool) or not isinstance(value, int | float) or stem.endswith(("_low", "_high")):
             continue
@@ -73,15 +73,15 @@ def list_numbers(values: Mapping[str, object]) -> Iterator[str]:
         yield f"{' '.join(name_value(key, value))}{bounds}"
 
 
-def _unit_of(key: str) -> tuple[str, float, str]:
+def _find_unit(key: str) -> tuple[str, float, str]:
     return next((each for each in _ENDINGS if key.endswith(each[0])), ("", 1, ""))
 
 
-def _label(stem: str) -> str:
+def _format_label(stem: str) -> str:
     return " ".join(part.upper() if part in _ABBREVIATIONS else part for part in stem.split("_"))
 
 
-def _plain_text(value: object) -> str:
+def _format_plain(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

@@ -129,7 +129,7 @@ class ReferenceRates:
     fixed: bool = False
     """Whether the plan states both rates; Phase A then gives the rest."""
 
-    def reason_for(self, name: str) -> str:
+    def explain_rate(self, name: str) -> str:
         return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
 
     def rate(self, name: str) -> float | None:

@@ -166,7 +166,7 @@ class RingReader:
         rows = np.frombuffer(raw, dtype="<i8").reshape(wanted, self.header.columns)
         start = self._next
         self._next += wanted
-        overwritten = min(max(self._oldest_whole() - start, 0), wanted)
+        overwritten = min(max(self._find_oldest_whole() - start, 0), wanted)
         self.lost += overwritten
         return rows[overwritten:].astype(np.int64, copy=False)
 
@@ -183,12 +183,12 @@ class RingReader:
         )
 
     def _skip_overwritten(self) -> None:
-        oldest = self._oldest_whole()
+        oldest = self._find_oldest_whole()
         if oldest > self._next:
             self.lost += oldest - self._next
             self._next = oldest
 
-    def _oldest_whole(self) -> int:
+    def _find_oldest_whole(self) -> int:
         """The slot after the newest record may be half overwritten at any moment, so its old record does not count."""
         count = self._read_count()
         return count - self.header.capacity + 1 if count >= self.header.capacity else 0
@@ -217,6 +217,6 @@ class RingReader:
         self.close()
 
 
-def ring_paths(folder: Path, role: str) -> tuple[Path, ...]:
+def list_ring_paths(folder: Path, role: str) -> tuple[Path, ...]:
     """The rings of one role (`engine` or `worker`) in `folder` and below, by name."""
     return tuple(sorted(folder.rglob(f"engine_step.{role}.*.ring"))) if folder.is_dir() else ()

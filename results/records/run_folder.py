@@ -17,8 +17,8 @@ import msgspec
 
 from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.errors import DAMAGED_JSON
-from results.records.frames import Gap, artifact_name
-from results.records.gpu import gpu_notes
+from results.records.frames import Gap, name_artifact
+from results.records.gpu import note_gpus
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
 from results.records.phase_names import name_phase
@@ -143,7 +143,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     A gap: a missing or damaged plan, and what it states in another type, which is empty too.
     """
     path = RunLayout(root).plan
-    plan = _json_object(path)
+    plan = _read_json_object(path)
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
     inputs = _read_object(plan, "inputs")
@@ -171,7 +171,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             host=_describe_host(root),
             shares_cores=simulation.get("contention", 0.0) > 0 if simulated else kind == "cpu",
         ),
-        tuple(Gap(artifact_name(path), reason) for reason in _find_other_types(plan)),
+        tuple(Gap(name_artifact(path), reason) for reason in _find_other_types(plan)),
     )
 
 
@@ -189,7 +189,7 @@ def _find_other_types(plan: Mapping[str, Any]) -> Iterator[str]:
 
 def _note_host(root: Path, kind: str) -> tuple[str, ...]:
     layout = RunLayout(root)
-    return (*host_notes(layout.host_csv), *gpu_notes(layout.gpu_csv, kind), *_list_open_ports(root))
+    return (*host_notes(layout.host_csv), *note_gpus(layout.gpu_csv, kind), *_list_open_ports(root))
 
 
 def _list_accepted(root: Path) -> tuple[str, ...]:
@@ -210,7 +210,7 @@ def _list_accepted(root: Path) -> tuple[str, ...]:
 
 def _list_open_ports(root: Path) -> tuple[str, ...]:
     """A sentence where engines listened on every interface of the host, as Mooncake's do."""
-    launches = [_json_object(layout.config_json) for layout in RunLayout(root).configs()]
+    launches = [_read_json_object(layout.config_json) for layout in RunLayout(root).configs()]
     configs = sorted(
         str(launch.get("config"))
         for launch in launches
@@ -238,9 +238,9 @@ def _describe_host(root: Path) -> str:
     return ""
 
 
-def preflight_decisions(root: Path) -> tuple[Mapping[str, PreflightDecision], tuple[Gap, ...]]:
+def read_preflight_decisions(root: Path) -> tuple[Mapping[str, PreflightDecision], tuple[Gap, ...]]:
     """`preflight_status.json` by config."""
-    rows = _json_object(RunLayout(root).preflight_status)
+    rows = _read_json_object(RunLayout(root).preflight_status)
     if isinstance(rows, Gap):
         return {}, (rows,)
     return {
@@ -250,22 +250,22 @@ def preflight_decisions(root: Path) -> tuple[Mapping[str, PreflightDecision], tu
     }, ()
 
 
-def config_facts(layout: ConfigLayout) -> ConfigFacts:
+def read_config_facts(layout: ConfigLayout) -> ConfigFacts:
     """The facts of one config folder, from config.json and env.txt."""
     date, _, config = layout.root.name.partition("_")
-    launch = _json_object(layout.config_json)
+    launch = _read_json_object(layout.config_json)
     gaps = [launch] if isinstance(launch, Gap) else []
     stated = {} if isinstance(launch, Gap) else launch
     try:
         environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        gaps.append(Gap(artifact_name(layout.env_txt), _explain_error(error)))
+        gaps.append(Gap(name_artifact(layout.env_txt), _explain_error(error)))
         environment = CapturedEnvironment()
     command = stated.get("launch_command") or stated.get("argv") or ()
     return ConfigFacts(
         date=date,
         config=str(stated.get("config") or config),
-        versions=_versions_in(environment) | _read_strings(_read_object(stated, "versions")),
+        versions=_list_versions(environment) | _read_strings(_read_object(stated, "versions")),
         vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
         gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
         launch_command=_prepend_environment(stated, command) if isinstance(command, list) else (),
@@ -279,10 +279,10 @@ def _prepend_environment(stated: Mapping[str, Any], command: Sequence[object]) -
     return (*variables, *map(str, command))
 
 
-def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
-    """Files that every config that ran must have and this one lacks, beside those that `config_facts` reads."""
+def list_missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
+    """Files that every config that ran must have and this one lacks, beside those that `read_config_facts` reads."""
     wanted = (layout.launch_sh, layout.stdout, layout.stderr)
-    return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
+    return tuple(Gap(name_artifact(path), "is missing") for path in wanted if not path.is_file())
 
 
 def _read_cells(cells: Sequence[object]) -> tuple[PlannedCell, ...]:
@@ -322,14 +322,14 @@ def _read_shapes(phase_b: Mapping[str, Any]) -> dict[str, float | None]:
     return {shape: rates.get(shape) for shape in shapes}
 
 
-def _json_object(path: Path) -> dict[str, Any] | Gap:
+def _read_json_object(path: Path) -> dict[str, Any] | Gap:
     try:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        return Gap(artifact_name(path), _explain_error(error))
+        return Gap(name_artifact(path), _explain_error(error))
     except DAMAGED_JSON as error:
-        return Gap(artifact_name(path), f"is damaged: {error}")
-    return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
+        return Gap(name_artifact(path), f"is damaged: {error}")
+    return value if isinstance(value, dict) else Gap(name_artifact(path), "is damaged: no JSON object")
 
 
 def _explain_error(error: OSError) -> str:
@@ -363,5 +363,5 @@ def _read_numbers(value: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _versions_in(environment: CapturedEnvironment) -> dict[str, str]:
+def _list_versions(environment: CapturedEnvironment) -> dict[str, str]:
     return {name: version for name in COMPONENTS if (version := environment.stated(f"{name} version"))}

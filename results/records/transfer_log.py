@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from results.records.errors import DAMAGED_JSON
-from results.records.frames import Gap, artifact_name
+from results.records.frames import Gap, name_artifact
 from results.records.layout import TRANSFER_LOGS
 
 
@@ -174,7 +174,7 @@ def read_probe(folder: Path) -> ProbeLog:
         statuses += own
         gaps += bad
     if not paths:
-        gaps.append(Gap(artifact_name(folder), "holds no file of the transfer probe"))
+        gaps.append(Gap(name_artifact(folder), "holds no file of the transfer probe"))
     return ProbeLog(tuple(sorted(events, key=lambda event: event.t_ns)), tuple(statuses), tuple(gaps))
 
 
@@ -182,7 +182,7 @@ def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Ga
     try:
         *lines, tail = path.read_bytes().split(b"\n")
     except OSError as error:
-        return [], [], [Gap(artifact_name(path), f"cannot be read: {error.strerror}")]
+        return [], [], [Gap(name_artifact(path), f"cannot be read: {error.strerror}")]
     events: list[ProbeEvent] = []
     statuses: list[ProbeStatus] = []
     bad = 0
@@ -197,7 +197,7 @@ def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Ga
             bad += bool(line.strip())
     cut = ["ends in half a line"] if tail.strip() else []
     wrong = [f"holds {bad} damaged lines"] if bad else []
-    return events, statuses, [Gap(artifact_name(path), text) for text in (*wrong, *cut)]
+    return events, statuses, [Gap(name_artifact(path), text) for text in (*wrong, *cut)]
 
 
 _OLD_PART = b'"leg":'

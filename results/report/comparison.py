@@ -21,7 +21,7 @@ from results.report.conditions import Condition, list_conditions
 from results.report.differences import PLAN, Difference, Origin, list_differences
 from results.report.matching import match_rows
 from results.report.table import NOT_MEASURED
-from results.statistics.estimates import LEVEL, holm
+from results.statistics.estimates import LEVEL, correct_by_holm
 from results.statistics.independent import (
     DISJOINT_BY_CHANCE,
     are_disjoint,
@@ -333,7 +333,7 @@ def _compare_measure(first: Measure, second: Measure) -> Change:
 
 
 def _correct_changes(changes: Sequence[Change]) -> tuple[Change, ...]:
-    corrected = iter(holm([one.p for one in changes if one.p is not None]))
+    corrected = iter(correct_by_holm([one.p for one in changes if one.p is not None]))
     return tuple(one if one.p is None else _apply_correction(one, next(corrected)) for one in changes)
 
 

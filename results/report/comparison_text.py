@@ -31,12 +31,12 @@ def describe_comparison(comparison: Comparison) -> ReportText:
         make_table("How the runs differ", CONDITION_COLUMNS, comparison.conditions),
         make_table("Verdicts", VERDICT_COLUMNS, [one for one in comparison.verdicts if not one.opposite]),
         make_table("Not comparable", INCOMPARABLE_COLUMNS, comparison.incomparable, _INCOMPARABLE_NOTE),
-        _judged_table(comparison),
-        _stated_table(comparison),
+        _make_judged_table(comparison),
+        _make_stated_table(comparison),
         *(_change_table(title, [one for one in comparison.changes if one.table == title]) for title in titles),
-        _difference_table(comparison),
+        _make_difference_table(comparison),
         make_table("Numbers of one run only", ONE_SIDED_COLUMNS, comparison.one_sided, _ONE_SIDED_NOTE),
-        _notes_table(comparison),
+        _make_notes_table(comparison),
     )
     opening = _describe_counts(comparison)
     return ReportText(opening, tuple(table for table in candidates if table.rows), _list_limits(comparison))
@@ -176,14 +176,14 @@ DIFFERENCE_COLUMNS: tuple[Column[Difference], ...] = (
 )
 
 
-def _judged_table(comparison: Comparison) -> Table:
+def _make_judged_table(comparison: Comparison) -> Table:
     sides = (("first", comparison.judged_only_first), ("second", comparison.judged_only_second))
     rows = tuple((run, name) for run, names in sides for name in names)
     note = "The other run does not judge it, or judges it under another load only."
     return Table("Judged in one run only", ("run", "judgement"), rows, note)
 
 
-def _stated_table(comparison: Comparison) -> Table:
+def _make_stated_table(comparison: Comparison) -> Table:
     differ = [name for name, first, second in comparison.stated if first != second]
     note = (
         f"Differ: {', '.join(differ)}. Verdicts that rest on them were made under other conditions." if differ else ""
@@ -191,7 +191,7 @@ def _stated_table(comparison: Comparison) -> Table:
     return Table("Stated by the runs", ("", "first", "second"), comparison.stated, note)
 
 
-def _notes_table(comparison: Comparison) -> Table:
+def _make_notes_table(comparison: Comparison) -> Table:
     sides = (("first", comparison.first), ("second", comparison.second))
     rows = tuple((run, note) for run, facts in sides for note in facts.host_notes)
     return Table("Notes of the runs", ("run", "note"), rows)
@@ -234,7 +234,7 @@ def _show_p(change: Change) -> str:
     return f"{format_p(change.p)}, {format_p(change.p_corrected)}"
 
 
-def _difference_table(comparison: Comparison) -> Table:
+def _make_difference_table(comparison: Comparison) -> Table:
     rows = sorted(comparison.differences, key=lambda row: row.where.startswith(PACKAGES))
     if not rows:
         rows = [Difference(NOT_MEASURED, "nothing that was captured", "", "")]

@@ -69,13 +69,13 @@ def _draw_canvas(lines: Sequence[Line], colors: Sequence[Color], width: int) -> 
     grid = sorted({point.x for line in lines for point in line.points})
     low, high = math.log10(grid[0]), math.log10(grid[-1])
     room = 0.04 * (high - low)
-    bottom, top, ticks = _value_axis([point.value for line in lines for point in line.points])
+    bottom, top, ticks = _fit_value_axis([point.value for line in lines for point in line.points])
     figure.ruler("x", "lower").lim(low - room, high + room).ticks(list(map(math.log10, grid)), [f"{x:g}" for x in grid])
     figure.ruler("y", "left").lim(bottom, top).ticks(list(map(math.log10, ticks)), [f"{tick:g}" for tick in ticks])
     return str(figure.build().string()).rstrip("\n")
 
 
-def _value_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
+def _fit_value_axis(values: Sequence[float]) -> tuple[float, float, list[float]]:
     """Bounds (log10) and 1-2-5 ticks around the values."""
     bottom, top = math.log10(min(values)), math.log10(max(values))
     room = max(0.05 * (top - bottom), 0.05)

@@ -22,7 +22,7 @@ APPENDIX = "Appendix"
 LIMITS_TITLE = "What this does not say"
 
 
-def report_title(facts: RunFacts) -> str:
+def format_report_title(facts: RunFacts) -> str:
     return f"{'SIMULATED: ' if facts.simulated else ''}{facts.experiment or 'Run'} {facts.run}"
 
 
@@ -37,19 +37,25 @@ def render_markdown(name: str, text: ReportText, figures: Sequence[Figure] = (),
     """The page, then everything else as its appendix; without a page, everything under the title."""
     lines = [f"# {name}", ""]
     if page is not None:
-        lines += [*_markdown_page(page, figures), f"## {APPENDIX}", ""]
+        lines += [*_format_markdown_page(page, figures), f"## {APPENDIX}", ""]
     level = "###" if page is not None else "##"
     lines += [text.opening, ""]
     for table in text.tables:
-        lines += [f"{level} {table.title}", "", *([table.note, ""] if table.note else []), *_markdown_table(table), ""]
-    drawn = [line for figure in figures for line in _markdown_figure(figure)]
+        lines += [
+            f"{level} {table.title}",
+            "",
+            *([table.note, ""] if table.note else []),
+            *_format_markdown_table(table),
+            "",
+        ]
+    drawn = [line for figure in figures for line in _format_markdown_figure(figure)]
     if drawn:
         lines += [f"{level} Figures", "", *drawn]
     lines += [f"{level} {LIMITS_TITLE}", "", *(f"- {line}" for line in text.limits)]
     return "\n".join(lines) + "\n"
 
 
-def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
+def _format_markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
     trouble = [f"**{page.trouble}.**", ""] if page.trouble else []
     lines = [f"**{page.question}**", "", " ".join(page.setting), "", page.noise, "", *trouble]
     images = {figure.number: figure for figure in figures if not figure.missing}
@@ -58,27 +64,27 @@ def _markdown_page(page: Page, figures: Sequence[Figure]) -> list[str]:
         for number, group in group_by_figure(sentences):
             lines += (f"- **{one.name}**{describe_sentence(one)}" for one in group)
             if number in images:  # each at its first sentences
-                lines += ["", _markdown_image(images.pop(number)), ""]
+                lines += ["", _format_markdown_image(images.pop(number)), ""]
         lines += [""] if lines[-1] else []
     remedies = [f"- {names}: {decides}." for names, decides in group_remedies(page.undecided)]
     return [*lines, *([REMEDIES_TITLE, "", *remedies, ""] if remedies else [])]
 
 
-def _markdown_image(figure: Figure) -> str:
+def _format_markdown_image(figure: Figure) -> str:
     return f"![Figure {figure.label}. {figure.title}](figures/{figure.stem}.svg)"
 
 
-def rich_tables(text: ReportText) -> RenderableType:
+def make_rich_tables(text: ReportText) -> RenderableType:
     """The report's text for a terminal."""
     parts: list[RenderableType] = [Text(text.opening), Text()]
     for table in text.tables:
-        parts += [rich_table(table), Text()]
+        parts += [make_rich_table(table), Text()]
     parts.append(Text(LIMITS_TITLE, style="bold"))
     parts += [Padding(Text(f"- {line}"), (0, 0, 0, 2)) for line in text.limits]
     return Group(*parts)
 
 
-def rich_table(table: Table) -> RichTable:
+def make_rich_table(table: Table) -> RichTable:
     drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     drawn.title, drawn.title_style = escape(table.title), "bold"
     for number, column in enumerate(table.columns):
@@ -90,26 +96,26 @@ def rich_table(table: Table) -> RichTable:
     return drawn
 
 
-def _markdown_figure(figure: Figure) -> list[str]:
+def _format_markdown_figure(figure: Figure) -> list[str]:
     name = f"Figure {figure.label}. {figure.title}"
     if figure.missing:
         return [f"**{name}**: not drawn: {figure.missing}", ""]
     path = f"figures/{figure.stem}"
     return [
-        _markdown_image(figure),
+        _format_markdown_image(figure),
         "",
         f"**{name}.** {figure.caption} ([numbers]({path}.csv), [PNG]({path}.png))",
         "",
     ]
 
 
-def _markdown_table(table: Table) -> list[str]:
+def _format_markdown_table(table: Table) -> list[str]:
     return [
-        f"| {' | '.join(map(_markdown_cell, table.columns))} |",
+        f"| {' | '.join(map(_format_markdown_cell, table.columns))} |",
         f"|{'---|' * len(table.columns)}",
-        *(f"| {' | '.join(map(_markdown_cell, row))} |" for row in table.rows),
+        *(f"| {' | '.join(map(_format_markdown_cell, row))} |" for row in table.rows),
     ]
 
 
-def _markdown_cell(text: str) -> str:
+def _format_markdown_cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())

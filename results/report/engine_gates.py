@@ -11,7 +11,7 @@ from results.records.engine_gates import ENGINE_GATES_VERSION, EngineGates
 from results.records.frames import Gap, read_record
 from results.records.layout import RunLayout, digest_cells
 from results.records.run_folder import RunFacts
-from results.report.judgements import judgement_table
+from results.report.judgements import make_judgement_table
 from results.report.table import Table
 from results.statistics.judgement import Judgement, Outcome
 
@@ -60,7 +60,7 @@ def _name_command(run: str) -> str:
     return f"`tracon simulate check LIVE_RUN {run} CONNECTOR_TAX_RUN`"
 
 
-def gates_table(gates: ShownGates | None) -> Table:
+def make_gates_table(gates: ShownGates | None) -> Table:
     """A row per gate; one row where none counts, no row for real engines."""
     gates = gates or ShownGates()
     judgements = gates.judgements
@@ -68,7 +68,7 @@ def gates_table(gates: ShownGates | None) -> Table:
         claim, rule = "The engine model predicts real engines.", "every gate holds"
         judgements = (Judgement("all", claim, rule, Outcome.OPEN, gates.missing),)
     note = "Quote a simulated number only where they hold; the rules are in docs/calibrate.md."
-    return judgement_table(TITLE, "claim", judgements, f"{note} {KNOWN_ANSWERS} {gates.note}".strip())
+    return make_judgement_table(TITLE, "claim", judgements, f"{note} {KNOWN_ANSWERS} {gates.note}".strip())
 
 
 def describe_gates(gates: ShownGates) -> str:

@@ -82,10 +82,10 @@ def pens(names: Iterable[str], own: Mapping[str, Pen] | None = None) -> dict[str
     spare = [pen for pen in PENS if pen not in chosen.values()]
     if len(others) <= len(spare):
         return chosen | dict(zip(others, spare, strict=False))
-    return chosen | dict(zip(others, lettered_pens(), strict=False))
+    return chosen | dict(zip(others, make_lettered_pens(), strict=False))
 
 
-def lettered_pens() -> Iterator[Pen]:
+def make_lettered_pens() -> Iterator[Pen]:
     """Pens of one ink with A, B, ... as markers, for more names than there are colors."""
     return (Pen(_LETTERED, write_marker(letter), "-") for letter in _list_letters())
 
@@ -109,12 +109,12 @@ def darken(color: str) -> str:
     red, green, blue = to_rgb(color)
     for share in (step / 20 for step in range(20, 0, -1)):
         darker = (share * red, share * green, share * blue)
-        if contrast_with_white(darker) >= READABLE:
+        if compute_contrast_with_white(darker) >= READABLE:
             return to_hex(darker)
     return "#000000"
 
 
-def contrast_with_white(color: Sequence[float]) -> float:
+def compute_contrast_with_white(color: Sequence[float]) -> float:
     """Contrast of a color's red, green and blue (0 to 1), by the formula of WCAG 2: 1 to 21."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color]
     return 1.05 / (0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
@@ -133,7 +133,7 @@ def sheet(width: float, height: float, title: str = "") -> Drawing:
     return drawing
 
 
-def panel_sheet(width: float, height: float, title: str, gap: float | None = None) -> tuple[Drawing, Axes]:
+def make_panel_sheet(width: float, height: float, title: str, gap: float | None = None) -> tuple[Drawing, Axes]:
     """A sheet (inches) with one panel and its title. `gap`: points between them, where names are above the panel."""
     drawing = sheet(width, height)
     axes = drawing.subplots()
@@ -149,7 +149,7 @@ def to_bytes(drawing: Drawing, form: str) -> bytes:
     return sink.getvalue()
 
 
-def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
+def set_plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
     """A logarithmic axis with 1-2-5 ticks where the values above 0 span a factor of `spread`, else a linear one."""
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 

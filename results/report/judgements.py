@@ -14,7 +14,7 @@ VERDICTS_FORMAT = 3
 LEGEND = " ".join(f"{outcome}: {term(outcome).meaning}." for outcome in Outcome)
 
 
-def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
+def make_judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
     """A row per judgement; `kind` is the heading of the claims. A column that would be empty is left out."""
     optional = (
         ("prior", [one.prior for one in judgements]),
@@ -24,7 +24,7 @@ def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note
     )
     shown = [(column, cells) for column, cells in optional if any(cells)]
     rows = tuple(
-        (one.name, one.claim, outcome_text(one), one.reason, *(cells[index] or NOT_MEASURED for _, cells in shown))
+        (one.name, one.claim, describe_outcome(one), one.reason, *(cells[index] or NOT_MEASURED for _, cells in shown))
         for index, one in enumerate(judgements)
     )
     columns = ("", kind, "outcome", "why", *(column for column, _ in shown))
@@ -40,6 +40,6 @@ def rules_table(judgements: Sequence[Judgement]) -> Table:
     return Table("Rules", ("", "about", "rule"), rows)
 
 
-def outcome_text(judgement: Judgement) -> str:
+def describe_outcome(judgement: Judgement) -> str:
     """The outcome, with its label where it has one."""
     return f"{judgement.outcome}: {judgement.label}" if judgement.label else str(judgement.outcome)

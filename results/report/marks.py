@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.report.ink import Pen, plain_ticks
+from results.report.ink import Pen, set_plain_ticks
 from results.statistics.estimates import Samples
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def column(rows: pd.DataFrame, name: str, scale: float = 1.0) -> Samples:
     return rows[name].to_numpy(dtype=np.float64) * scale
 
 
-def error_lengths(
+def measure_error_lengths(
     value: Samples, rows: pd.DataFrame, sides: tuple[str, str] = ("low", "high"), scale: float = 1.0
 ) -> tuple[Samples, Samples]:
     """From each value down and up to its bounds, the columns `sides`; 0 where it has none."""
@@ -57,7 +57,7 @@ def set_apart(names: Sequence[str]) -> dict[str, float]:
 def draw_line(axes: Axes, x: Iterable[float], rows: pd.DataFrame, value: str, pen: Pen, scale: float = 1.0) -> None:
     """A line with the interval of each point, from the columns `value`, `value`_low and `value`_high."""
     at, height = np.asarray(x, dtype=np.float64), column(rows, value, scale)
-    spans = error_lengths(height, rows, (f"{value}_low", f"{value}_high"), scale)
+    spans = measure_error_lengths(height, rows, (f"{value}_low", f"{value}_high"), scale)
     axes.errorbar(at, height, yerr=spans, fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2)
     axes.plot(at, height, **pen.line())
 
@@ -95,7 +95,7 @@ def draw_dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
 
 def draw_spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float) -> None:
     """The interval of each value along x."""
-    below, above = error_lengths(value, rows, scale=scale)
+    below, above = measure_error_lengths(value, rows, scale=scale)
     known = np.isfinite(value)
     axes.errorbar(value[known], at[known], xerr=(below[known], above[known]), fmt="none", ecolor="#404040",
                   elinewidth=1, capsize=2.5, zorder=3)  # fmt: skip
@@ -113,7 +113,7 @@ def scale_time_axis(axes: Axes, rows: pd.DataFrame, scale: float) -> str:
         return ""
     from matplotlib.ticker import LogLocator
 
-    plain_ticks(axes, "x", known.tolist(), spread=WIDE)
+    set_plain_ticks(axes, "x", known.tolist(), spread=WIDE)
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 3.0), numticks=12))
     axes.set_xlim(left=float(known.min()) / 1.3, right=float(known.max()) * 1.3)
     return ", log scale"
@@ -201,7 +201,7 @@ def _draw_bar(
                   ha="right" if leftward else "left", fontsize=6.5, zorder=6, bbox=box)  # fmt: skip
 
 
-def grid_values(
+def pivot_grid_values(
     rows: pd.DataFrame, name: str, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
 ) -> Samples:
     """A column over two others, the first by the second, at these ticks; NaN where there is none."""

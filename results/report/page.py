@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.text import Text
 
 from results.records.layout import RunLayout
-from results.report.judgements import outcome_text
+from results.report.judgements import describe_outcome
 from results.report.print_sheet import HEIGHT_MM, Part, estimate_height_mm
 from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome
 
@@ -184,18 +184,18 @@ def split_judgements(
     alike: dict[tuple[str, str, str], list[Judgement]] = {}
     for one in judgements:
         if one.outcome.is_decided:
-            answers.append(PageAnswer(one.name, outcome_text(one), _state_claim(one), figure))
+            answers.append(PageAnswer(one.name, describe_outcome(one), _state_claim(one), figure))
         else:
             # An interval does not make a claim open: claims that are open for one reason may have different ones.
             reason = one.reason if one.outcome == Outcome.OPEN else _explain(one)
-            alike.setdefault((outcome_text(one), reason, decides(one)), []).append(one)
+            alike.setdefault((describe_outcome(one), reason, decides(one)), []).append(one)
     return answers, [_ask_together(group, remedy, figure) for (_, _, remedy), group in alike.items()]
 
 
 def _ask_together(judgements: Sequence[Judgement], remedy: str, figure: int) -> OpenQuestion:
     """One question for claims with the same outcome and reason."""
     first = judgements[0]
-    outcome = outcome_text(first)
+    outcome = describe_outcome(first)
     if len(judgements) == 1:
         return OpenQuestion(first.name, _state_claim(first), remedy, figure, outcome)
     names = tuple(one.name for one in judgements)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from zlib import crc32
 
-from results.report.ink import Pen, lettered_pens, write_marker
+from results.report.ink import Pen, make_lettered_pens, write_marker
 
 POLICY_PENS: Mapping[str, Pen] = {
     "round_robin": Pen("#000000", "o", "-"),
@@ -61,7 +61,7 @@ def _assign_other_pens(names: Iterable[str]) -> dict[str, Pen]:
     the pens have letters.
     """
     chosen: dict[str, Pen] = {}
-    letters = lettered_pens()
+    letters = make_lettered_pens()
     for name in sorted({name for name in names if name not in POLICY_PENS}):
         first = crc32(name.encode()) % len(OTHER_PENS)
         free = [pen for pen in (*OTHER_PENS[first:], *OTHER_PENS[:first]) if pen not in chosen.values()]

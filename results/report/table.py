@@ -82,7 +82,7 @@ def format_or_reason(estimate: Estimate, digits: int = 3, scale: float = 1.0) ->
     return estimate.text(digits, scale)
 
 
-def gap_table(gaps: Iterable[Gap]) -> Table:
+def make_gap_table(gaps: Iterable[Gap]) -> Table:
     return make_table("Gaps", GAP_COLUMNS, gaps)
 
 

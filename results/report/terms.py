@@ -254,7 +254,7 @@ def define_terms(*names: str) -> str:
     return " ".join(f"{name[0].upper()}{name[1:]}: {term(name).meaning}." for name in names)
 
 
-def glossary_page() -> str:
+def make_glossary_page() -> str:
     """`docs/glossary.md`."""
     lines = [
         "# Glossary",
@@ -269,4 +269,4 @@ def glossary_page() -> str:
 
 
 if __name__ == "__main__":
-    print(glossary_page(), end="")
+    print(make_glossary_page(), end="")

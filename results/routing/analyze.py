@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from results.records.count import format_count
-from results.records.engine_faults import engine_fault_gaps
+from results.records.engine_faults import list_engine_fault_gaps
 from results.records.errors import ResultsError
 from results.records.estimate import Estimate, unknown
 from results.records.frames import Gap
@@ -27,9 +27,9 @@ from results.routing.floor_measurements import fix_of, measure_load_floor
 from results.routing.interference import Interference, read_interference, summarize_interference
 from results.routing.load_floor import NO_FIX, LoadFloor
 from results.routing.loads import Load, LoadJudgement, group_by_load, strip_load
-from results.routing.logs import facts_by_label, read_logs
-from results.routing.measurements import Measurements, odd_cells
-from results.routing.metrics import all_metrics
+from results.routing.logs import group_facts_by_label, read_logs
+from results.routing.measurements import Measurements, find_odd_cells
+from results.routing.metrics import list_metrics
 from results.routing.moves import Moves, collect_moves
 from results.routing.occupancy import (
     Deployment,
@@ -45,16 +45,16 @@ from results.routing.pairs import (
     TurnPair,
     compare_labels,
     compare_turns,
-    difference_of,
-    order_of,
+    estimate_metric,
+    find_difference,
+    make_sort_key,
     rank_labels,
-    value_of,
 )
 from results.routing.pools import InstancePool, measure_pools
 from results.routing.read import LoadedCell, PlannedCell, load_cells, read_planned_cells
-from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, knowing_arms, recomputing_arms
+from results.routing.recomputing import KNOWN, RESERVED_OUTPUT, find_knowing_arms, find_recomputing_arms
 from results.routing.scale import measure_scale
-from results.routing.summary import RoutedSummary, summary_of
+from results.routing.summary import RoutedSummary, summarize_loaded_cell
 from results.routing.sweep_claims import judge_sweeps
 from results.routing.verdicts import JUDGED, LOAD_ONLY, STATIC_PD, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, correct_together
@@ -78,7 +78,7 @@ class RoutingAnalysis:
     policies: Mapping[str, str]
     """Label to the policy's name."""
     baseline: str
-    """The first load's label with which its others are compared (`baseline_of`); empty where nothing was measured."""
+    """The first load's label with which its others are compared (`find_baseline`); empty where nothing was measured."""
     trials: int
     """The most trials that any policy has."""
     values: Mapping[str, Mapping[str, Estimate]]
@@ -163,9 +163,9 @@ class RoutingAnalysis:
         """A label's cells, without the degraded ones."""
         return [cell for cell in self.cells if cell.label == label and not cell.degraded]
 
-    def mean_over_cells(self, label: str, name: str) -> float | None:
+    def compute_mean_over_cells(self, label: str, name: str) -> float | None:
         """A value of single cells, such as a bound that is not compared between policies."""
-        return mean_of_known(cell.estimate(name).value for cell in self.counted(label))
+        return compute_mean_of_known(cell.estimate(name).value for cell in self.counted(label))
 
     def instances(self, label: str) -> dict[str, list[InstanceNumbers]]:
         """Each instance's numbers in the cells that count, by its name."""
@@ -175,7 +175,7 @@ class RoutingAnalysis:
                 by_name.setdefault(instance.instance, []).append(instance)
         return by_name
 
-    def baseline_of(self, label: str) -> str:
+    def find_baseline(self, label: str) -> str:
         """The label's baseline: the first label under its load, which may be itself."""
         return next((load.labels[0] for load in self.loads if label in load.labels), "")
 
@@ -190,7 +190,7 @@ class RoutingAnalysis:
     @property
     def pairs_with_baseline(self) -> Iterator[Pair]:
         """Every metric of every label against its baseline."""
-        return (row for row in self.pairs if row.second == self.baseline_of(row.first))
+        return (row for row in self.pairs if row.second == self.find_baseline(row.first))
 
     def value(self, label: str, metric: str) -> Estimate:
         """A label's metric; unknown where there is none."""
@@ -198,10 +198,10 @@ class RoutingAnalysis:
 
     def difference(self, first: str, second: str, metric: str) -> Estimate:
         """first - second of a metric, whichever way round the two were compared; unknown where they were not."""
-        return difference_of(self.pairs, first, second, metric)
+        return find_difference(self.pairs, first, second, metric)
 
 
-def mean_of_known(values: Iterable[float | None]) -> float | None:
+def compute_mean_of_known(values: Iterable[float | None]) -> float | None:
     """None where there is none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -255,26 +255,26 @@ def _judge_cells(root: Path, variation: str) -> _Judged:
     """Judge the cells of one variation; empty = those that vary nothing, whose other numbers a report shows too."""
     facts, fact_gaps = run_facts(root)
     cells, cell_gaps = load_cells(root, variation, with_samples=not variation)
-    summaries = tuple(summary_of(cell) for cell in cells)
+    summaries = tuple(summarize_loaded_cell(cell) for cell in cells)
     measurements = Measurements(cells, summaries)
-    policies = _ordered_policies(summaries)
+    policies = _order_policies(summaries)
     labels = tuple(policies)
     loads = group_by_load(cells, labels)
-    metrics = [metric for metric in all_metrics() if not variation or metric.name in JUDGED]
+    metrics = [metric for metric in list_metrics() if not variation or metric.name in JUDGED]
     pairs = tuple(pair for load in loads for pair in compare_labels(measurements, load.labels, metrics))
     couplings = fit_couplings(measurements, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells, with_pending=not variation)
-    log_facts = facts_by_label(logs, cells, labels, measurements)
+    log_facts = group_facts_by_label(logs, cells, labels, measurements)
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
-    specified, splits = _specified_policies(cells, policies), _split_pools(summaries)
+    specified, splits = _select_specified_policies(cells, policies), _split_pools(summaries)
     even = frozenset(label for label, (prefill, decode) in splits.items() if prefill == decode)
     by_load = [{label: specified[label] for label in load.labels if label in specified} for load in loads]
     named = [_name_rows(own, parameters, even) for own in by_load]
     uneven = [_name_uneven(own, splits) for own in by_load]
     arms = _list_arms(loads, cells, named, uneven, facts, couplings)
-    settings = max((specification.threshold_settings(own, parameters) for own in by_load), key=len, default=())
+    settings = max((specification.list_threshold_settings(own, parameters) for own in by_load), key=len, default=())
     judged = (*judge_claims(arms, pairs, moves), *judge_sweeps(loads, arms, settings, measurements))
     claims, points = _correct_together(judged, floor, simulated=bool(facts.simulated))
     return _Judged(
@@ -297,7 +297,9 @@ def _analyze_judged(root: Path, judged: _Judged) -> RoutingAnalysis:
         policies=judged.policies,
         baseline=labels[0] if labels else "",
         trials=measurements.trials,
-        values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
+        values={
+            label: {one.name: estimate_metric(measurements, label, one) for one in list_metrics()} for label in labels
+        },
         pairs=judged.pairs,
         turn_pairs=tuple(pair for load in loads for pair in compare_turns(measurements, load.labels)),
         standings=rank_labels(measurements, loads),
@@ -309,9 +311,9 @@ def _analyze_judged(root: Path, judged: _Judged) -> RoutingAnalysis:
         floor=judged.floor,
         points_by_load=judged.points,
         pools=measure_pools(cells, labels, measurements),
-        paper=specification.end_to_end_rows(judged.specified, parameters, judged.even),
-        ablation=specification.ablation_rows(judged.specified, parameters),
-        knowing=knowing_arms(cell.record for cell in cells),
+        paper=specification.make_end_to_end_rows(judged.specified, parameters, judged.even),
+        ablation=specification.make_ablation_rows(judged.specified, parameters),
+        knowing=find_knowing_arms(cell.record for cell in cells),
         settings=judged.settings,
         claims_by_load=judged.claims,
         loads=loads,
@@ -365,10 +367,10 @@ def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, Any]:
     }
 
 
-def _specified_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
+def _select_specified_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
     """Labels that may be a row of the specification: no arms that compute migrated KV again or know the outputs."""
     records = [cell.record for cell in cells]
-    beside = set(recomputing_arms(records).values())
+    beside = set(find_recomputing_arms(records).values())
     beside |= {record.label for record in records if record.router.get(RESERVED_OUTPUT) == KNOWN}
     return {label: policy for label, policy in policies.items() if label not in beside}
 
@@ -376,10 +378,10 @@ def _specified_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]
 def _name_rows(
     policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, Any]], even: Collection[str]
 ) -> dict[str, str]:
-    """`Arms.labels` among these policies; `even`: as in end_to_end_rows."""
+    """`Arms.labels` among these policies; `even`: as in make_end_to_end_rows."""
     rows = (
-        *specification.end_to_end_rows(policies, parameters, even),
-        *specification.ablation_rows(policies, parameters),
+        *specification.make_end_to_end_rows(policies, parameters, even),
+        *specification.make_ablation_rows(policies, parameters),
     )
     others = {name: [label for label, policy in policies.items() if policy == name] for name in (UNIFIED, LOAD_ONLY)}
     return {row.name: row.label for row in rows} | {name: own[0] for name, own in others.items() if len(own) == 1}
@@ -430,11 +432,11 @@ def _name_uneven(policies: Mapping[str, str], splits: Mapping[str, tuple[int, in
     return {split: own[0] for split, own in labels.items() if len(own) == 1}
 
 
-def _ordered_policies(summaries: Sequence[RoutedSummary]) -> dict[str, str]:
+def _order_policies(summaries: Sequence[RoutedSummary]) -> dict[str, str]:
     """Labels to their policies; of kv_aware the plain one first, which the load floor's variants are set against."""
 
     def order(summary: RoutedSummary) -> tuple[int, bool, str]:
-        position, label = order_of(summary.label, summary.policy)
+        position, label = make_sort_key(summary.label, summary.policy)
         fixed = summary.policy == KV_AWARE and fix_of(summary.parameters) != NO_FIX
         return position, fixed, label
 
@@ -453,7 +455,7 @@ def _find_gaps(
     unlogged = sum(not cell.record.logs_decisions for cell in cells)
     no_logs = (Gap("decision logs", f"of {format_count(unlogged, 'cell', 'cells')} were not written: {NO_LOG}"),)
     measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
-    odd = (Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
+    odd = (Gap(path, f"is {why}; it is not compared") for path, why in find_odd_cells(cells).items())
     skipped, skip_gaps = read_skipped(root)
     unmeasured = (
         Gap(cell.cell, describe_skip(skipped[cell.cell]) if cell.cell in skipped else "not measured")
@@ -461,4 +463,4 @@ def _find_gaps(
         for cell in planned
         if cell.kind == kind and cell.cell not in measured
     )
-    return (*(no_logs if unlogged else ()), *odd, *unmeasured, *skip_gaps, *engine_fault_gaps(root))
+    return (*(no_logs if unlogged else ()), *odd, *unmeasured, *skip_gaps, *list_engine_fault_gaps(root))

@@ -22,7 +22,7 @@ from results.routing.load_floor import (
     LoadFloor,
 )
 from results.routing.transport_rules import describe_difference, join_pairs
-from results.statistics.judgement import Outcome, Verdict, decisive, excluded_text, judged
+from results.statistics.judgement import Outcome, Verdict, describe_excluded, judged, withhold_bounds
 from results.statistics.student import find_p_value
 
 OVERLAP_WITHIN = 0.05
@@ -115,7 +115,7 @@ def judge_shape(floor: LoadFloor) -> tuple[Outcome, str]:
         return Outcome.FAILS, f"under every bonus some D got too few sessions: {text}"
     if all(_is_working(one) is False for one in fixed):
         return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
-    works = sorted((one for one in fixed if _is_working(one)), key=lambda one: _bonus_of(one) != DEFAULT_K)
+    works = sorted((one for one in fixed if _is_working(one)), key=lambda one: _read_bonus(one) != DEFAULT_K)
     if reference.spread is not False or not works:
         why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
         return Outcome.UNDECIDED, f"{why}: {text}"
@@ -132,7 +132,7 @@ def _compare_with_others(
     unclear = [other for other in others if _is_working(other) is None]
     ahead, behind, level = [], [], []
     for other in working:
-        better, worse = _better_and_worse(one, other)
+        better, worse = _list_better_and_worse(one, other)
         if better and not worse:
             ahead.append(f"{other.label} (by {', '.join(better)})")
         elif worse and not better:
@@ -158,11 +158,11 @@ def _compare_with_others(
 def _exclude_ttft(one: FloorVariant, other: FloorVariant) -> str:
     """In parentheses: of two that are not distinguishable, the effects on TTFT p90 that their ratio excludes."""
     ratio = one.against.get(other.label, {}).get(TTFT_RATIO, Estimate(None))
-    excluded = excluded_text(ratio, none=1.0, both_sides=True)
+    excluded = describe_excluded(ratio, none=1.0, both_sides=True)
     return f" (TTFT p90: {excluded})" if excluded else ""
 
 
-def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
+def _list_better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
     """The numbers by which the first is distinguishably better than the second, and those by which it is worse."""
     better, worse = list[str](), list[str]()
     for quantity, (_, good, bad) in DISTINGUISHED_BY.items():
@@ -207,7 +207,7 @@ def _judge_forms(mean: FloorVariant, most: FloorVariant) -> tuple[Outcome, str]:
         return (Outcome.HOLDS if mean.spread else Outcome.FAILS), text
     if not mean.spread:
         return Outcome.UNDECIDED, f"neither spreads the sessions: {text}"
-    better, worse = _better_and_worse(mean, most)
+    better, worse = _list_better_and_worse(mean, most)
     if bool(better) == bool(worse):
         known = [name for name in DISTINGUISHED_BY if name in mean.against.get(most.label, {})]
         between = ", ".join(_describe_difference(mean, name, most.label) for name in known)
@@ -220,14 +220,14 @@ def _judge_forms(mean: FloorVariant, most: FloorVariant) -> tuple[Outcome, str]:
 
 def pair_forms(floor: LoadFloor) -> list[tuple[FloorVariant, FloorVariant]]:
     """The form with the mean and the other one, of arms that differ in nothing else: K, gate and every other fix."""
-    forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
+    forms = {form: [one for one in _list_bonuses(floor) if _read_form(one) == form] for form in FORMS}
     both = product(forms["mean"], forms["max"])
     return [(mean, most) for mean, most in both if _leave_form_out(mean) == _leave_form_out(most)]
 
 
 def _leave_form_out(one: FloorVariant) -> dict[str, object]:
     """Its parameters without the form, K and gate also where they are the defaults."""
-    own = {**one.parameters, BONUS: _bonus_of(one), "floor_gate": _gate_of(one)}
+    own = {**one.parameters, BONUS: _read_bonus(one), "floor_gate": _read_gate(one)}
     return {name: value for name, value in own.items() if name != "floor_form"}
 
 
@@ -238,11 +238,11 @@ def judge_default_k(floor: LoadFloor) -> tuple[Outcome, str]:
     if len(tried) < 2:
         only = f"only K = {tried[0]:g} was run with this form and gate" if tried else "no K was run"
         return Outcome.OPEN, "; ".join((f"{only}: a grid needs two or more", *map(_describe_shape, own)))
-    text = "; ".join(_describe_shape(one) for one in sorted(own, key=lambda one: _bonus_of(one) != DEFAULT_K))
+    text = "; ".join(_describe_shape(one) for one in sorted(own, key=lambda one: _read_bonus(one) != DEFAULT_K))
     if unknown := _name_uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
     by_answer = {
-        works: sorted({_bonus_of(one) for one in own if _is_working(one) is works}) for works in (True, False, None)
+        works: sorted({_read_bonus(one) for one in own if _is_working(one) is works}) for works in (True, False, None)
     }
     if DEFAULT_K in tried and not by_answer[True] and not by_answer[None]:
         return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
@@ -267,26 +267,26 @@ def name_grid(floor: LoadFloor) -> list[str]:
 
 def list_k(floor: LoadFloor) -> list[float]:
     """The K of the grid that D6 judges, ascending."""
-    return sorted({_bonus_of(one) for one in _find_grid(floor)})
+    return sorted({_read_bonus(one) for one in _find_grid(floor)})
 
 
 def count_default_k(floor: LoadFloor) -> int:
     """The arms with DEFAULT_K in the grid that D6 judges; 0 where it has no other K."""
     grid = _find_grid(floor)
-    return sum(_bonus_of(one) == DEFAULT_K for one in grid) if len({_bonus_of(one) for one in grid}) > 1 else 0
+    return sum(_read_bonus(one) == DEFAULT_K for one in grid) if len({_read_bonus(one) for one in grid}) > 1 else 0
 
 
 def _find_grid(floor: LoadFloor) -> list[FloorVariant]:
     """The bonuses of the form and gate with the most K, in their order; a grid with DEFAULT_K goes first."""
     bonuses = _list_bonuses(floor)
     shapes = product(FORMS, GATES)
-    grids = [[one for one in bonuses if (_form_of(one), _gate_of(one)) == shape] for shape in shapes]
-    return sorted(max(grids, key=_rank_grid), key=_bonus_of)
+    grids = [[one for one in bonuses if (_read_form(one), _read_gate(one)) == shape] for shape in shapes]
+    return sorted(max(grids, key=_rank_grid), key=_read_bonus)
 
 
 def _rank_grid(grid: Iterable[FloorVariant]) -> tuple[bool, int]:
     """D6 asks for DEFAULT_K among several K."""
-    tried = {_bonus_of(one) for one in grid}
+    tried = {_read_bonus(one) for one in grid}
     return len(tried) > 1 and DEFAULT_K in tried, len(tried)
 
 
@@ -334,7 +334,7 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     lossless = [one.label for one in fixed if not one.lost_transfers and one.verdict("lost_share") == Verdict.LOWER]
     if lossless:
         return Outcome.HOLDS, f"no transfer was lost under {', '.join(lossless)}: {text}"
-    least = [decisive(one.values["lost_share"]).low for one in fixed]
+    least = [withhold_bounds(one.values["lost_share"]).low for one in fixed]
     if all(low is not None and low > 0 for low in least):
         return Outcome.FAILS, f"transfers were lost under every bonus, so the transport needs a fix too: {counts}"
     return Outcome.UNDECIDED, f"not distinguishable: {text}"
@@ -377,7 +377,7 @@ def count_back_pressure(floor: LoadFloor) -> int:
 
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals allow both."""
-    overlap = decisive(one.differences.get("overlap_kept", Estimate(None)))
+    overlap = withhold_bounds(one.differences.get("overlap_kept", Estimate(None)))
     keeps = overlap.low is not None and overlap.high is not None and overlap.low >= -OVERLAP_WITHIN
     costs = overlap.low is not None and overlap.high is not None and overlap.high < -OVERLAP_WITHIN
     if one.spread is False or costs:
@@ -408,16 +408,16 @@ def _is_alternative(one: FloorVariant) -> bool:
     return one.fix != NO_FIX and all(part.startswith("Q2.") and not part.startswith("Q2.B") for part in parts)
 
 
-def _bonus_of(one: FloorVariant) -> float:
+def _read_bonus(one: FloorVariant) -> float:
     value = one.parameters.get(BONUS)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _form_of(one: FloorVariant) -> object:
+def _read_form(one: FloorVariant) -> object:
     return one.parameters.get("floor_form", FORMS[0])
 
 
-def _gate_of(one: FloorVariant) -> object:
+def _read_gate(one: FloorVariant) -> object:
     return one.parameters.get("floor_gate", GATES[0])
 
 

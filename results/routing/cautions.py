@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from results.routing.analyze import RoutingAnalysis
 from results.routing.summary import RoutedSummary
-from results.statistics.judgement import few_launches
+from results.statistics.judgement import explain_few_launches
 from results.statistics.trials import MIN_PAIRED
 
 STALLED = 5.0
@@ -47,11 +47,11 @@ def find_stalls(cells: Sequence[RoutedSummary]) -> tuple[Stall, ...]:
     return tuple(stalls)
 
 
-def why_no_verdict(trials: int) -> str:
+def explain_no_verdict(trials: int) -> str:
     """Why a run with this many trials per policy calls no policy better than another; empty where it may."""
     if not 0 < trials < MIN_PAIRED:
         return ""
-    return f"{few_launches(trials, 'policy').capitalize()}. No policy is called better than another."
+    return f"{explain_few_launches(trials, 'policy').capitalize()}. No policy is called better than another."
 
 
 def describe_spread(analysis: RoutingAnalysis) -> str:
@@ -69,7 +69,7 @@ def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
     if analysis.facts.simulated:
         why = f"no engine ran. The engine model: {analysis.facts.simulated}; docs/simulator.md says what it leaves out"
         cautions.append(("simulated", why))
-    if why_no_verdict(analysis.trials):
+    if explain_no_verdict(analysis.trials):
         why = (
             f"{analysis.trials} per policy: brackets hold what varies between sessions, not between launches. No "
             "verdict, no p-value, and every claim that needs an interval stays undecided"

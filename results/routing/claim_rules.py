@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 from results.records.estimate import Estimate, figure
 from results.records.percent import format_percent
-from results.routing.pairs import Pair, difference_of, pair_of
+from results.routing.pairs import Pair, find_difference, find_pair
 from results.routing.scale import Lack
 from results.statistics.judgement import (
     Judgement,
     Outcome,
     Verdict,
-    decisive,
-    excluded_text,
+    describe_excluded,
     judged,
     leave_undecided,
     take_point,
+    withhold_bounds,
 )
 from results.statistics.student import find_p_value
 from results.statistics.trials import MIN_PAIRED
@@ -90,9 +90,9 @@ of a prototype without migration and of sticky.
 
 def compare_policies(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, float]:
     """The number to test, and its value under no effect: the ratio of times and 1, or the difference and 0."""
-    row = pair_of(pairs, first, second, name) if first and second else None
+    row = find_pair(pairs, first, second, name) if first and second else None
     if row is None:
-        return difference_of(pairs, first, second, name), 0.0
+        return find_difference(pairs, first, second, name), 0.0
     return (row.difference, 0.0) if row.ratio is None else (row.ratio, 1.0)
 
 
@@ -182,7 +182,7 @@ def _allow_both(tested: tuple[Estimate, float], share: bool, text: str = "") -> 
 def name_excluded(tested: tuple[Estimate, float], share: bool) -> str:
     """The effects that a claim in either direction excludes; empty where the interval does not cover no effect."""
     measured, none = tested
-    return excluded_text(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
+    return describe_excluded(measured, none=none, unit="%" if none else "pp" if share else "ms", both_sides=True)
 
 
 def _describe_point(
@@ -219,7 +219,7 @@ def _place_size(size: tuple[float, float] | None, measured: Estimate | None) -> 
 
     Launches that agree to the last digit place nothing: their interval has no width.
     """
-    known = Estimate(None) if measured is None else decisive(measured)
+    known = Estimate(None) if measured is None else withhold_bounds(measured)
     if size is None or known.low is None or known.high is None or known.low == known.high:
         return ""
     allowed = known.low <= size[1] and size[0] <= known.high

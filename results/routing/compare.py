@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from results.report.comparison import Comparable, Measure
 from results.routing.analyze import RoutingAnalysis
 from results.routing.loads import LoadJudgement, strip_load
-from results.routing.metrics import all_metrics, metric_named
+from results.routing.metrics import find_metric, list_metrics
 from results.routing.verdicts import THRASHING
 
 
@@ -53,7 +53,7 @@ def _identify_policy(analysis: RoutingAnalysis, label: str) -> str:
 def _list_values(analysis: RoutingAnalysis) -> Iterator[Measure]:
     for label in analysis.labels:
         policy = _identify_policy(analysis, label)
-        for metric in all_metrics():
+        for metric in list_metrics():
             key = {"policy": label, "metric": metric.title}
             value, own = analysis.value(label, metric.name), f"{metric.name} of {policy}"
             degrees = value.launches - 1
@@ -66,7 +66,7 @@ def _list_values(analysis: RoutingAnalysis) -> Iterator[Measure]:
 def _list_ratios(analysis: RoutingAnalysis) -> Iterator[Measure]:
     """Paired by trial inside each run: what two policies differ by holds less of the host than each one's own time."""
     for pair in analysis.pairs_with_baseline:
-        key = {"policy": pair.first, "against": pair.second, "metric": metric_named(pair.metric).title}
+        key = {"policy": pair.first, "against": pair.second, "metric": find_metric(pair.metric).title}
         own = f"{pair.metric} of {strip_load(pair.first)} against {_identify_policy(analysis, pair.second)}"
         verdict, degrees = pair.verdict, (pair.ratio or pair.difference).launches - 1
         if pair.ratio is not None:

@@ -9,9 +9,9 @@ from results.routing import shown
 from results.routing.analyze import RoutingAnalysis
 from results.routing.cautions import list_cautions
 from results.routing.loads import join_load
-from results.routing.metrics import HEADLINE, metric_named
-from results.routing.pairs import Pair, Standing, TurnPair, pair_of
-from results.statistics.judgement import excluded_above
+from results.routing.metrics import HEADLINE, find_metric
+from results.routing.pairs import Pair, Standing, TurnPair, find_pair
+from results.statistics.judgement import find_excluded_above
 
 CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
     "Read this first",
@@ -24,15 +24,15 @@ CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
 
 
 BEST_COLUMNS: tuple[Column[Standing], ...] = (
-    Column("metric", lambda row: join_load(metric_named(row.metric).heading, row.load)),
+    Column("metric", lambda row: join_load(find_metric(row.metric).heading, row.load)),
     Column("best", lambda row: row.best),
-    Column("value", lambda row: row.value.text(3, metric_named(row.metric).scale)),
+    Column("value", lambda row: row.value.text(3, find_metric(row.metric).scale)),
 )
 
 
-def best_values_table(analysis: RoutingAnalysis) -> Table:
+def make_best_values_table(analysis: RoutingAnalysis) -> Table:
     def others(row: Standing) -> str:
-        scale = metric_named(row.metric).scale
+        scale = find_metric(row.metric).scale
         compared = next(load.labels for load in analysis.loads if row.best in load.labels)
         values = [analysis.value(label, row.metric).value for label in compared if label != row.best]
         known = [value * scale for value in values if value is not None]
@@ -49,7 +49,7 @@ MOST_SHOWN = 20
 
 def _list_level(row: Standing) -> str | None:
     """Each label that is not distinguishable from the best, with how much worse it is at most: a ratio, or points."""
-    is_time = metric_named(row.metric).is_time
+    is_time = find_metric(row.metric).is_time
 
     def describe(label: str, most: float | None) -> str:
         if most is None:
@@ -58,7 +58,7 @@ def _list_level(row: Standing) -> str | None:
             return f"{label} ({100 * most:.1f} pp)"
         return f"{label} ({figure(1 + most, 3) if 1 + most <= MOST_SHOWN else f'over {MOST_SHOWN}'})"
 
-    return ", ".join(describe(label, excluded_above(loss)) for label, loss in row.losses.items()) or None
+    return ", ".join(describe(label, find_excluded_above(loss)) for label, loss in row.losses.items()) or None
 
 
 WINNERS: shown.TableKind[Standing] = shown.TableKind(
@@ -80,20 +80,20 @@ WINNERS: shown.TableKind[Standing] = shown.TableKind(
 
 
 def _list_others(analysis: RoutingAnalysis) -> list[str]:
-    return [label for label in analysis.labels if label != analysis.baseline_of(label)]
+    return [label for label in analysis.labels if label != analysis.find_baseline(label)]
 
 
-def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
+def _collect_pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
     """By the label that is compared with its baseline, and the metric."""
     return {(row.first, row.metric): row for row in analysis.pairs_with_baseline}
 
 
-def ratios_table(analysis: RoutingAnalysis) -> Table:
-    names = [name for name in HEADLINE if metric_named(name).is_time]
-    pairs = _pairs_with_baseline(analysis)
+def make_ratios_table(analysis: RoutingAnalysis) -> Table:
+    names = [name for name in HEADLINE if find_metric(name).is_time]
+    pairs = _collect_pairs_with_baseline(analysis)
 
-    def ratio_column(name: str) -> Column[str]:
-        return Column(metric_named(name).title, lambda label: shown.format_ratio(pairs.get((label, name))))
+    def make_ratio_column(name: str) -> Column[str]:
+        return Column(find_metric(name).title, lambda label: shown.format_ratio(pairs.get((label, name))))
 
     def bases(label: str) -> str | None:
         own = (pairs[label, name] for name in names if (label, name) in pairs)
@@ -105,35 +105,35 @@ def ratios_table(analysis: RoutingAnalysis) -> Table:
         "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1, and excludes effects "
         "beyond its bounds. Each holds by itself."
     )
-    columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
+    columns = (shown.POLICY, *map(make_ratio_column, names), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}, as ratios", columns, _list_others(analysis), note)
 
 
-def differences_table(analysis: RoutingAnalysis) -> Table:
-    pairs = _pairs_with_baseline(analysis)
+def make_differences_table(analysis: RoutingAnalysis) -> Table:
+    pairs = _collect_pairs_with_baseline(analysis)
 
-    def difference_of(label: str, name: str) -> Estimate | None:
+    def find_difference(label: str, name: str) -> Estimate | None:
         return pairs[label, name].difference if (label, name) in pairs else None
 
-    def difference_column(name: str) -> Column[str]:
-        metric = metric_named(name)
-        return Column(metric.heading, lambda label: shown.format_difference(difference_of(label, name), metric))
+    def make_difference_column(name: str) -> Column[str]:
+        metric = find_metric(name)
+        return Column(metric.heading, lambda label: shown.format_difference(find_difference(label, name), metric))
 
     def bases(label: str) -> str | None:
-        return shown.join_bases(one for name in HEADLINE if (one := difference_of(label, name)) is not None)
+        return shown.join_bases(one for name in HEADLINE if (one := find_difference(label, name)) is not None)
 
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
         "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero, and "
         "excludes effects beyond its bounds. Each holds by itself. All pairs stand in pairs.csv."
     )
-    columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
+    columns = (shown.POLICY, *map(make_difference_column, HEADLINE), Column("interval", bases))
     return make_table(f"Against {analysis.baseline_name}", columns, _list_others(analysis), note)
 
 
-def turns_table(analysis: RoutingAnalysis) -> Table:
+def make_turns_table(analysis: RoutingAnalysis) -> Table:
     note = "The same turn of the same session under both policies: the median of the differences is of single turns."
-    rows = [row for row in analysis.turn_pairs if row.second == analysis.baseline_of(row.first)]
+    rows = [row for row in analysis.turn_pairs if row.second == analysis.find_baseline(row.first)]
     return make_table(f"Turn by turn against {analysis.baseline_name}", TURN_COLUMNS, rows, note)
 
 
@@ -142,28 +142,28 @@ TURN_COLUMNS: tuple[Column[TurnPair], ...] = (
     Column("of", lambda row: latency.METRICS[row.series].title),
     Column("median difference (ms)", lambda row: row.median.text(3, 1e3)),
     Column("turns served faster (%)", lambda row: row.faster.text(3, 100)),
-    Column("interval", lambda row: shown.basis_or_reason(row.median)),
+    Column("interval", lambda row: shown.state_basis_or_reason(row.median)),
 )
 
 
 KNOWN_OUTPUT_TIMES = ("ttft_p50_s", "ttft_p90_s", "e2e_p90_s")
 
 
-def known_outputs_table(analysis: RoutingAnalysis) -> Table:
+def make_known_outputs_table(analysis: RoutingAnalysis) -> Table:
     """Arms that know each request's output length against the same arms without it."""
 
     def compare_times(name: str) -> Column[tuple[str, str]]:
-        heading = f"{metric_named(name).heading}, ratio"
-        return Column(heading, lambda row: shown.format_ratio(pair_of(analysis.pairs, *row, name)))
+        heading = f"{find_metric(name).heading}, ratio"
+        return Column(heading, lambda row: shown.format_ratio(find_pair(analysis.pairs, *row, name)))
 
     def compare_apc(row: tuple[str, str]) -> str:
-        return shown.format_difference(analysis.difference(*row, "apc"), metric_named("apc"))
+        return shown.format_difference(analysis.difference(*row, "apc"), find_metric("apc"))
 
     columns: tuple[Column[tuple[str, str]], ...] = (
         Column("output known", lambda row: row[0]),
         Column("not known", lambda row: row[1]),
         *map(compare_times, KNOWN_OUTPUT_TIMES),
-        Column(f"{metric_named('apc').heading}, difference", compare_apc),
+        Column(f"{find_metric('apc').heading}, difference", compare_apc),
     )
     note = (
         "Two arms that differ in one thing: whether the router reserves KV for the answer by the output length of the "

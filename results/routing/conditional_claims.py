@@ -200,7 +200,7 @@ _COLUMNS: tuple[Column[ConditionalClaim], ...] = (
 )
 
 
-def conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
+def make_conditional_table(claims: Sequence[ConditionalClaim]) -> Table:
     note = (
         "`base_s*1.3`: every cell simulated again with this coefficient 30 % higher, all others as the model has them; "
         "`engine=NAME`: with that engine model. Conditional: under a variation the opposite holds, or an undecided "

@@ -23,11 +23,16 @@ from functools import cache
 import numpy as np
 
 from results.measures.replay_numbers import UNREADABLE
-from results.measures.turns import SessionTimes, Turns, session_times
+from results.measures.turns import SessionTimes, Turns, measure_session_times
 from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
-from results.routing.measurements import Measurements, mean_interval, one_per_trial, widest_interval
-from results.routing.metrics import metric_named
+from results.routing.measurements import (
+    Measurements,
+    estimate_mean_interval,
+    estimate_widest_interval,
+    make_trial_of_number,
+)
+from results.routing.metrics import find_metric
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Ranks, Samples
 from results.statistics.trials import Measured, Trial, combine, unmeasured
@@ -100,14 +105,14 @@ class Curve:
     kinematic: Samples
     """Wall clock over trace span if all its turns took this much longer or shorter and nothing else changed."""
     specified: Samples
-    """`specified_curve`, scaled to pass through that policy; NaN where the fit does not allow it."""
+    """`compute_specified_curve`, scaled to pass through that policy; NaN where the fit does not allow it."""
     reason: str
     """Why there is no specified curve; empty where there is one."""
 
 
-def loop_of(turns: Turns) -> Loop | str:
+def measure_loop(turns: Turns) -> Loop | str:
     """A cell's terms, or why it has none."""
-    times = session_times(turns)
+    times = measure_session_times(turns)
     service = turns.e2e_s[np.isfinite(turns.e2e_s)]
     spread = float(np.ptp(times.arrival_s)) if times.session else 0.0
     seen = turns.inflight_sessions[np.isfinite(turns.inflight_sessions)]
@@ -117,7 +122,7 @@ def loop_of(turns: Turns) -> Loop | str:
         return "no turn says how many sessions were in the system"
     if len(times.session) < 2 or spread <= 0:
         return "all sessions arrived at once: there is no arrival rate"
-    delay_s = _session_delays(turns)
+    delay_s = _list_session_delays(turns)
     mean_s = float(service.mean())
     in_a_row = float(times.busy_s.mean()) / mean_s
     return Loop(
@@ -126,20 +131,20 @@ def loop_of(turns: Turns) -> Loop | str:
         service_s=mean_s,
         think_s=float(times.idle_s.mean()) / in_a_row,
         concurrency=float(seen.mean()),
-        in_system=_mean_in_system(times),
+        in_system=_compute_mean_in_system(times),
         held_back=float((delay_s > 0).mean()),
         session_delay_s=float(delay_s.mean()),
     )
 
 
-def _session_delays(turns: Turns) -> Samples:
+def _list_session_delays(turns: Turns) -> Samples:
     """Seconds by which each session with a sent turn was held back."""
     sent = np.isfinite(turns.send_s)
     by_session = dict(zip(turns.session[sent], turns.session_delay_s[sent], strict=True))
     return np.array(list(by_session.values()), dtype=np.float64)
 
 
-def _mean_in_system(times: SessionTimes) -> float:
+def _compute_mean_in_system(times: SessionTimes) -> float:
     """Over the time from the first arrival to the last, which are not the same."""
     first, last = float(times.arrival_s.min()), float(times.arrival_s.max())
     ends = times.begin_s + times.residence_s
@@ -215,7 +220,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     readable = list(measurements.turns(label))
     no_loop = [UNREADABLE] * (len(measurements.cells(label)) - len(readable))
     for trial, turns, group in readable:
-        loop, slope = loop_of(turns), fit_slope(turns, group, measurements.weights)
+        loop, slope = measure_loop(turns), fit_slope(turns, group, measurements.weights)
         why |= dict.fromkeys(reason for reason in (loop, slope) if isinstance(reason, str))
         no_loop.append(loop if isinstance(loop, str) else why_no_loop(loop))
         if isinstance(loop, Loop):
@@ -232,12 +237,14 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     slope_s = measurements.withhold(Measured(slopes, reason) if slopes else unmeasured(reason), label)
     loop_terms = [terms[name] for name in LOOP_TERMS]
     invalid = _summarize_reasons(no_loop)
-    loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
+    loop_gain = (
+        unknown(invalid) if invalid else estimate_widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
+    )
     gain = compute_gain(loop_gain)
     return Coupling(
         label=label,
         **{name: _estimate_alone(term) for name, term in terms.items()},
-        slope_s=widest_interval(slope_s),
+        slope_s=estimate_widest_interval(slope_s),
         loop_gain=loop_gain,
         equilibrium=_estimate_settled(combine(_compute_equilibrium, *loop_terms, slope_s), gain),
         gain=gain,
@@ -261,15 +268,15 @@ def _repeat_value(value: float) -> Trial:
 
 def _estimate_alone(term: Measured) -> Estimate:
     """The term by itself: it was not resampled, so only trials give it an interval."""
-    trials = {number: one_per_trial(trial.value) for number, trial in term.trials.items()}
-    return mean_interval(replace(term, trials=trials))
+    trials = {number: make_trial_of_number(trial.value) for number, trial in term.trials.items()}
+    return estimate_mean_interval(replace(term, trials=trials))
 
 
 def _estimate_settled(measured: Measured, gain: Estimate) -> Estimate:
     """A number that only a loop with an equilibrium has, with no upper bound where the loop's gain has none."""
     if gain.value is None or not all(np.isfinite(trial.value) for trial in measured.trials.values()):
         return unknown(gain.reason or "a trial has no equilibrium")
-    settled = widest_interval(measured)
+    settled = estimate_widest_interval(measured)
     return settled if gain.high is not None else replace(settled, high=None, reason=gain.reason)
 
 
@@ -310,7 +317,7 @@ def compute_gain(loop_gain: Estimate) -> Estimate:
     return replace(loop_gain, value=1 / (1 - loop_gain.value), low=low, high=high, reason=lost)
 
 
-def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
+def predict_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
     """When the last session ends if every turn takes `slower` times as long: each session waits for its turns and its
     think time as before, and at most `cap` sessions (0 = any number) are in the system, the first come first."""
     stay = times.busy_s * slower + times.idle_s
@@ -334,7 +341,7 @@ def predict_curve(
 ) -> Curve | str:
     """The predictions under one load, from its policy with the fastest turns, over the range of all; or why there are
     none."""
-    amplification = metric_named("amplification")
+    amplification = find_metric("amplification")
     known = {
         row.label: row.service_s.value
         for row in couplings
@@ -343,41 +350,43 @@ def predict_curve(
     if not known:
         return "no policy has both a service time and an amplification"
     label = min(known, key=lambda name: known[name])
-    means = [mean for name in known for _, turns, _ in measurements.turns(name) if (mean := _mean_service_s(turns))]
+    means = [
+        mean for name in known for _, turns, _ in measurements.turns(name) if (mean := _compute_mean_service_s(turns))
+    ]
     at = np.linspace(0.85 * min(means), 1.15 * max(means), 60)
     walls = [
         _predict_amplification(turns, cells[label, trial], own, at)
         for trial, turns, _ in measurements.turns(label)
-        if trial in measurements.get(label, amplification).trials and (own := _mean_service_s(turns))
+        if trial in measurements.get(label, amplification).trials and (own := _compute_mean_service_s(turns))
     ]
     if not walls:
         return "no policy has both a service time and an amplification"
     kinematic = np.mean(np.stack(walls), axis=0)
     row = next(row for row in couplings if row.label == label)
-    shape = specified_curve(row, at)
+    shape = compute_specified_curve(row, at)
     if isinstance(shape, str):
         return Curve(label, at, kinematic, np.full(at.size, np.nan), shape)
     here = float(np.interp(known[label], at, shape))
-    base = mean_interval(measurements.get(label, amplification)).value or 1.0
+    base = estimate_mean_interval(measurements.get(label, amplification)).value or 1.0
     return Curve(label, at, kinematic, base * shape / here, "")
 
 
-def _mean_service_s(turns: Turns) -> float | None:
+def _compute_mean_service_s(turns: Turns) -> float | None:
     served = turns.e2e_s[np.isfinite(turns.e2e_s)]
     return float(served.mean()) if served.size else None
 
 
 def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
     """Amplification of one cell at other service times; the rest of its wall clock stays as it was."""
-    times = session_times(turns)
+    times = measure_session_times(turns)
     replay = cell.record.replay
     cap = int(replay.get("max_inflight_sessions") or 0)
     span, wall = float(replay["trace_span_s"]), float(replay["wall_clock_s"])
-    beside = wall - predicted_wall_s(times, 1.0, cap)
-    return np.array([(predicted_wall_s(times, value / own, cap) + beside) / span for value in at])
+    beside = wall - predict_wall_s(times, 1.0, cap)
+    return np.array([(predict_wall_s(times, value / own, cap) + beside) / span for value in at])
 
 
-def specified_curve(row: Coupling, at: Samples) -> Samples | str:
+def compute_specified_curve(row: Coupling, at: Samples) -> Samples | str:
     """(L - Lambda N T) / (1 - Lambda N W'(L)) at each W_turn, with the row's whole fitted W(L) scaled; or why there is
     none.
 

@@ -42,7 +42,7 @@ from results.routing.transport_rules import (
     name_quarantines,
     name_timeouts,
 )
-from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome, few_launches
+from results.statistics.judgement import COUNTED, SEVERAL, Judgement, Outcome, explain_few_launches
 from results.statistics.student import find_p_of_rule
 
 
@@ -101,7 +101,7 @@ def _find_p(one: DecisionPoint, floor: LoadFloor) -> float | None:
     1 where the data leave it open: then it stays in the family that is corrected together.
     """
     chances = one.count_chances(floor) if one.count_chances else 0
-    if not chances or few_launches(floor.trials):
+    if not chances or explain_few_launches(floor.trials):
         return None
     p = find_p_of_rule(lambda level: one.judge(change_floor_level(floor, level))[0])
     return min(1.0, p * chances)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from results.records.estimate import Estimate
 from results.routing.claim_rules import compare_policies, name_excluded, state_point
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.pairs import Pair
 from results.routing.scale import Lack, Scale
 from results.routing.specification import BASELINES, FULL
@@ -104,7 +104,7 @@ def _compare_with_baselines(
             continue
         for metric, good in one.better.items():
             is_left_out = metric in OF_QUEUES and bool(one.find_lack(scale, full, labels[name]))
-            text = f"{metric_named(metric).title} against {name}"
+            text = f"{find_metric(metric).title} against {name}"
             yield _Comparison(text, *compare_policies(pairs, full, labels[name], metric), good, is_left_out)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from results.report.figure import Figure, join_range
 from results.report.ink import Pen
 from results.routing.analyze import RoutingAnalysis
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -44,10 +44,10 @@ class FigureKind:
         return Figure(self.number, self.title, data.caption, data.table, data.lines, data.pens, name=self.name)
 
 
-def why_missing(analysis: RoutingAnalysis, name: str) -> str:
+def explain_missing(analysis: RoutingAnalysis, name: str) -> str:
     """Why no policy has a value of this metric."""
     reasons = dict.fromkeys(analysis.value(label, name).reason or "" for label in analysis.labels)
-    return "; ".join(reason for reason in reasons if reason) or f"no cell has a {metric_named(name).title}"
+    return "; ".join(reason for reason in reasons if reason) or f"no cell has a {find_metric(name).title}"
 
 
 def describe_trials(analysis: RoutingAnalysis) -> str:

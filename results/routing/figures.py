@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 
 from results.measures import latency
-from results.measures.summary import POINTS, percentile_name
+from results.measures.summary import POINTS, name_percentile
 from results.report import marks
 from results.report.direct_labels import Named, label_marks
 from results.report.figure import Drawers, Figure, has_values
-from results.report.ink import panel_sheet, plain_ticks, shares, sheet
+from results.report.ink import make_panel_sheet, set_plain_ticks, shares, sheet
 from results.report.terms import begin_sentence
 from results.routing import load_figures, migration_figures, schematics, sensitivity_figures
-from results.routing.analyze import RoutingAnalysis, mean_of_known
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
+from results.routing.analyze import RoutingAnalysis, compute_mean_of_known
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, explain_missing
 from results.routing.shown import describe_bars, estimate_columns
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def collect_amplification(analysis: RoutingAnalysis) -> FigureData | str:
     rows = [{"label": label} | estimate_columns(analysis.value(label, "amplification")) for label in analysis.labels]
     table = pd.DataFrame(rows)
     if not has_values(table):
-        return why_missing(analysis, "amplification")
+        return explain_missing(analysis, "amplification")
     caption = (
         f"{begin_sentence('replay amplification')}: at 1 the system keeps up with what was recorded. "
         f"{describe_bars(table)}{describe_trials(analysis)}"
@@ -45,7 +45,7 @@ def collect_amplification(analysis: RoutingAnalysis) -> FigureData | str:
 
 
 def draw_amplification(figure: Figure) -> Drawing:
-    drawing, axes = _rows_of_policies(figure)
+    drawing, axes = _make_policy_sheet(figure)
     marks.draw_dots(axes, figure.table, 1.0)
     for name, value in figure.lines.items():
         axes.axvline(value, color="#808080", linestyle="--", linewidth=1)
@@ -61,14 +61,14 @@ def collect_apc(analysis: RoutingAnalysis) -> FigureData | str:
         | estimate_columns(analysis.value(label, "apc"))
         | {
             "apc_usage": analysis.value(label, "apc_usage").value,
-            "bound_any": analysis.mean_over_cells(label, "apc_bound_any"),
-            "bound_intra": analysis.mean_over_cells(label, "apc_bound_intra"),
+            "bound_any": analysis.compute_mean_over_cells(label, "apc_bound_any"),
+            "bound_intra": analysis.compute_mean_over_cells(label, "apc_bound_intra"),
         }
         for label in analysis.labels
     ]
     table = pd.DataFrame(rows)
     if not has_values(table):
-        return why_missing(analysis, "apc")
+        return explain_missing(analysis, "apc")
     caption = (
         "APC in %: cached over all prompt tokens by the engines' own counters, with the bounds of the turns that were "
         "completed: what an endless cache in one place would give, counting prefixes seen before in any session, or in "
@@ -79,7 +79,7 @@ def collect_apc(analysis: RoutingAnalysis) -> FigureData | str:
 
 def draw_apc(figure: Figure) -> Drawing:
     """A policy's bounds are marks on its row."""
-    drawing, axes = _rows_of_policies(figure, marks_named=True)
+    drawing, axes = _make_policy_sheet(figure, marks_named=True)
     table = figure.table
     at = np.arange(len(table), dtype=np.float64)
     axes.barh(at, marks.column(table, "value"), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
@@ -101,9 +101,9 @@ def draw_apc(figure: Figure) -> Drawing:
 
 def collect_instances(analysis: RoutingAnalysis) -> FigureData | str:
     """f4c."""
-    table = pd.DataFrame(_instance_rows(analysis))
+    table = pd.DataFrame(_list_instance_rows(analysis))
     if not has_values(table):
-        return why_missing(analysis, "worker_ttft_p90_max_s")
+        return explain_missing(analysis, "worker_ttft_p90_max_s")
     caption = (
         "In ms. Circles: p90 of each instance, mean over the trials. Bar and triangle: median and maximum over the "
         "instances of a cell, mean over the trials. Read as absolute times: a policy that slows every instance alike "
@@ -112,11 +112,17 @@ def collect_instances(analysis: RoutingAnalysis) -> FigureData | str:
     return FigureData(table, caption)
 
 
-def _instance_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+def _list_instance_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for label in analysis.labels:
         for name, instances in analysis.instances(label).items():
             p90 = [value for one in instances if (value := one.values["ttft_p90_s"].value) is not None]
-            yield {"label": label, "kind": "instance", "instance": name, "value": mean_of_known(p90), "n": len(p90)}
+            yield {
+                "label": label,
+                "kind": "instance",
+                "instance": name,
+                "value": compute_mean_of_known(p90),
+                "n": len(p90),
+            }
         for kind in ("median", "max"):
             whole = estimate_columns(analysis.value(label, f"worker_ttft_p90_{kind}_s"))
             yield {"label": label, "kind": kind, "instance": ""} | whole
@@ -125,7 +131,7 @@ def _instance_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def draw_instances(figure: Figure) -> Drawing:
     """Instances are circles, the median a bar, the maximum a triangle."""
     table = figure.table
-    drawing, axes = _rows_of_policies(figure, marks_named=True)
+    drawing, axes = _make_policy_sheet(figure, marks_named=True)
     named = []
     row_of = {label: row for row, label in enumerate(dict.fromkeys(table["label"]))}
     for kind, mark, size, fill in (
@@ -140,7 +146,7 @@ def draw_instances(figure: Figure) -> Drawing:
         named += [Named(value[row], at[row], kind, "#000000") for row in np.flatnonzero(np.isfinite(value))[:1]]
         if kind != "instance":
             marks.draw_spans(axes, value, at, rows, 1e3)
-    plain_ticks(axes, "x", marks.column(table, "value", 1e3))
+    set_plain_ticks(axes, "x", marks.column(table, "value", 1e3))
     axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
     label_marks(axes, named)
     return drawing
@@ -150,14 +156,14 @@ def collect_latencies(analysis: RoutingAnalysis, points: Sequence[str]) -> Figur
     """f6, f6_full."""
     rows = [
         {"label": label, "series": series, "statistic": point}
-        | estimate_columns(analysis.value(label, percentile_name(series, point)))
+        | estimate_columns(analysis.value(label, name_percentile(series, point)))
         for series in latency.METRICS
         for point in points
         for label in analysis.labels
     ]
     table = pd.DataFrame(rows)
     if not has_values(table):
-        return why_missing(analysis, "ttft_p90_s")
+        return explain_missing(analysis, "ttft_p90_s")
     cut = "A bar that reaches the left edge was cut at 0. " if (table["low"] == 0).any() else ""
     units = ", ".join(f"{of.title} in {of.shown_unit}" for of in latency.METRICS.values())
     caption = (
@@ -189,10 +195,10 @@ def draw_latencies(figure: Figure) -> Drawing:
     return drawing
 
 
-def _rows_of_policies(figure: Figure, *, marks_named: bool = False) -> tuple[Drawing, Axes]:
+def _make_policy_sheet(figure: Figure, *, marks_named: bool = False) -> tuple[Drawing, Axes]:
     """A sheet with one panel and a row per label of the table. `marks_named`: names above the panel have room."""
     labels = list(dict.fromkeys(figure.table["label"]))
-    drawing, axes = panel_sheet(8, 1.3 + _ROW * len(labels), figure.title, 18 if marks_named else None)
+    drawing, axes = make_panel_sheet(8, 1.3 + _ROW * len(labels), figure.title, 18 if marks_named else None)
     marks.name_rows(axes, labels)
     return drawing, axes
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import RoutingCell
-from results.routing.read import number_or_none
+from results.routing.read import read_number_or_none
 from results.routing.recomputing import RESERVED_OUTPUT
 from results.routing.transfers import Moved
 
@@ -128,7 +128,7 @@ def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFa
         by_session.setdefault(session, []).append(record)
     return FloorFacts(
         placed=dict(sorted(placed.items())),
-        sessions=tuple(_session_facts(name, own, decodes) for name, own in sorted(by_session.items())),
+        sessions=tuple(_collect_session_facts(name, own, decodes) for name, own in sorted(by_session.items())),
         reject_moves=sum(record.decision.reason == "reject_migration" for record in log),
         rejects=sum(bool(record.request.rejects) for record in log),
         held=sum(record.outcome is not None and record.outcome.status == "held" for record in log),
@@ -136,11 +136,11 @@ def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFa
     )
 
 
-def _session_facts(name: str, own: Sequence[DecisionRecord], decodes: Sequence[str]) -> SessionFacts:
+def _collect_session_facts(name: str, own: Sequence[DecisionRecord], decodes: Sequence[str]) -> SessionFacts:
     direct = best = chosen = counted = counted_best = served = 0
     for record in own:
         held = {instance: record.request.cached_tokens.get(instance, 0) for instance in decodes}
-        most, picked, tokens = max(held.values(), default=0), record.decision.instance, _own_tokens(record)
+        most, picked, tokens = max(held.values(), default=0), record.decision.instance, _count_own_tokens(record)
         best += most
         chosen += held.get(picked, 0)
         if tokens is not None:
@@ -152,7 +152,7 @@ def _session_facts(name: str, own: Sequence[DecisionRecord], decodes: Sequence[s
     return SessionFacts(name, len(own), direct, best, chosen, counted, counted_best, served)
 
 
-def _own_tokens(record: DecisionRecord) -> int | None:
+def _count_own_tokens(record: DecisionRecord) -> int | None:
     """Tokens that the instance found in its own cache; by the index where no response reports them.
 
     None: KV was handed over, and its tokens were not counted.
@@ -174,9 +174,9 @@ def read_rules(cell: RoutingCell) -> Rules:
         rules[RESERVED_OUTPUT] = reserved
     return Rules(
         moves_kv=moves if isinstance(moves, bool) else None,
-        timeout_s=number_or_none(timeout_s),
+        timeout_s=read_number_or_none(timeout_s),
         others=_list_rules(rules),
-        failures_to_quarantine=number_or_none(failures),
+        failures_to_quarantine=read_number_or_none(failures),
         quarantine=_list_rules(quarantine),
     )
 
@@ -202,7 +202,7 @@ def list_decode_times(moved: Sequence[Moved]) -> list[float]:
     return [seconds for one in moved if (seconds := one.decode_request_s) is not None]
 
 
-def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
+def collect_transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
     """`logs`: each cell's transfers, in the order of its log."""
     every = [one.transfer for log in logs for one in log]
     has_recovered: dict[tuple[int, str, str], bool] = {}

@@ -28,15 +28,15 @@ from results.routing.logs import LogFacts
 from results.routing.measurements import (
     Measurements,
     collect_trials,
-    count_interval,
-    level_interval,
-    mean_interval,
-    one_per_trial,
-    ratio_interval,
+    estimate_count_interval,
+    estimate_level_interval,
+    estimate_mean_interval,
+    estimate_ratio_interval,
+    make_trial_of_number,
 )
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.transfers import Moved, withhold_interval
-from results.statistics.estimates import floats_or_nan
+from results.statistics.estimates import convert_to_floats
 from results.statistics.trials import Measured, Trial, combine
 
 NO_LOG = "no decision log of a cell that counts can be read"
@@ -125,11 +125,13 @@ def measure_load_floor(
     return LoadFloor(
         reference="" if reference is None else reference.label,
         variants=tuple(variant for own in by_load for variant in _measure_variants(own, measurements)),
-        transport=floor_facts.transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
-        timeouts=tuple(starmap(_timeout_pair, _pair_by_rule(pairs, "timeout_s"))),
+        transport=floor_facts.collect_transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
+        timeouts=tuple(starmap(_make_timeout_pair, _select_pairs_by_rule(pairs, "timeout_s"))),
         sessions=measurements.sessions,
         trials=measurements.trials,
-        quarantines=tuple(starmap(_quarantine_pair, _pair_by_rule(pairs, "failures_to_quarantine", "quarantine"))),
+        quarantines=tuple(
+            starmap(_make_quarantine_pair, _select_pairs_by_rule(pairs, "failures_to_quarantine", "quarantine"))
+        ),
         no_logs="" if any(facts.get(name) for name in names) else NO_LOG,
     )
 
@@ -159,7 +161,9 @@ def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measure
     return _Label(label, fix_of(cell.parameters), cell.parameters, logs, rules, measurements.load(label), measured)
 
 
-def _pair_by_rule(pairs: Sequence[tuple[_Label, _Label]], rule: str, *beside: str) -> Iterator[tuple[_Label, _Label]]:
+def _select_pairs_by_rule(
+    pairs: Sequence[tuple[_Label, _Label]], rule: str, *beside: str
+) -> Iterator[tuple[_Label, _Label]]:
     """Those that differ in this field of Rules alone (and in those `beside` it), the lower value first."""
     for one, other in pairs:
         if one.instances != other.instances:
@@ -171,7 +175,7 @@ def _pair_by_rule(pairs: Sequence[tuple[_Label, _Label]], rule: str, *beside: st
             yield (one, other) if own < others else (other, one)
 
 
-def _timeout_pair(short: _Label, long: _Label) -> TimeoutPair:
+def _make_timeout_pair(short: _Label, long: _Label) -> TimeoutPair:
     short_s, long_s = (one.rules.timeout_s or 0.0 for one in (short, long))
     return TimeoutPair(
         short=short.label,
@@ -185,14 +189,14 @@ def _timeout_pair(short: _Label, long: _Label) -> TimeoutPair:
     )
 
 
-def _quarantine_pair(fewer: _Label, more: _Label) -> QuarantinePair:
+def _make_quarantine_pair(fewer: _Label, more: _Label) -> QuarantinePair:
     lost_share = _subtract_lost(more, fewer)
     return QuarantinePair(fewer.label, more.label, fewer.rules.quarantine, more.rules.quarantine, lost_share)
 
 
 def _subtract_lost(first: _Label, second: _Label) -> Estimate:
     """The first's share of lost transfers less the second's."""
-    return mean_interval(combine(np.subtract, first.measured["lost_share"], second.measured["lost_share"]))
+    return estimate_mean_interval(combine(np.subtract, first.measured["lost_share"], second.measured["lost_share"]))
 
 
 def _measure_variant(
@@ -206,17 +210,18 @@ def _measure_variant(
     names = next((tuple(floor.placed) for floor in floors.values()), ())
     turns, completed = (sum(cell.counts.get(name) or 0 for cell in cells.values()) for name in ("turns", "completed"))
     counted, served = own.counted
-    values = {name: level_interval(own.measured[name], most=OF_LOGS[name]) for name in OF_LOGS}
-    values["least_share"] = count_interval(own.measured["least_share"])
+    values = {name: estimate_level_interval(own.measured[name], most=OF_LOGS[name]) for name in OF_LOGS}
+    values["least_share"] = estimate_count_interval(own.measured["least_share"])
     values["overlap_kept"] = withhold_interval(values["overlap_kept"], counted, served)
-    values |= {name: level_interval(measurements.get(own.label, metric_named(name))) for name in OF_TURNS}
+    values |= {name: estimate_level_interval(measurements.get(own.label, find_metric(name))) for name in OF_TURNS}
     return FloorVariant(
         label=own.label,
         fix=own.fix,
         parameters=own.parameters,
         instances=own.instances,
         shares={
-            name: count_interval(measurements.withhold(_share_of_sessions(floors, name), own.label)) for name in names
+            name: estimate_count_interval(measurements.withhold(_measure_share_of_sessions(floors, name), own.label))
+            for name in names
         },
         values=values,
         differences=differences,
@@ -236,25 +241,28 @@ def _measure_variant(
     )
 
 
-def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Measured:
-    shares = {trial: _placed_share(floor, floor.placed.get(instance, 0)) for trial, floor in floors.items()}
+def _measure_share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Measured:
+    shares = {trial: _compute_placed_share(floor, floor.placed.get(instance, 0)) for trial, floor in floors.items()}
     return collect_trials(shares, NO_LOG)
 
 
-def _placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:
+def _compute_placed_share(floor: floor_facts.FloorFacts, sessions: int) -> Trial | None:
     """Share of the sessions whose first request was served, which are its `n`; None where none was."""
     total = sum(floor.placed.values())
-    return one_per_trial(sessions / total, total) if total else None
+    return make_trial_of_number(sessions / total, total) if total else None
 
 
 def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> dict[str, Measured]:
     floors = {trial: log.floor for trial, log in logs.items() if log.floor is not None}
-    least = {trial: _placed_share(floor, min(floor.placed.values(), default=0)) for trial, floor in floors.items()}
-    lost = {trial: _lost_share(log.moved, measurements) for trial, log in logs.items()}
+    least = {
+        trial: _compute_placed_share(floor, min(floor.placed.values(), default=0)) for trial, floor in floors.items()
+    }
+    lost = {trial: _measure_lost_share(log.moved, measurements) for trial, log in logs.items()}
 
     def measure_sessions(top: str, bottom: str) -> Measured:
         return collect_trials(
-            {trial: _ratio_of_sessions(floor, top, bottom, measurements) for trial, floor in floors.items()}, NO_LOG
+            {trial: _measure_ratio_of_sessions(floor, top, bottom, measurements) for trial, floor in floors.items()},
+            NO_LOG,
         )
 
     return {
@@ -266,24 +274,29 @@ def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> d
     }
 
 
-def _lost_share(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
-    lost = floats_or_nan(floor_facts.is_lost(one.transfer) for one in moved)
-    return measurements.mean_of_rows([one.session for one in moved], lost)
+def _measure_lost_share(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
+    lost = convert_to_floats(floor_facts.is_lost(one.transfer) for one in moved)
+    return measurements.measure_mean_of_rows([one.session for one in moved], lost)
 
 
-def _ratio_of_sessions(
+def _measure_ratio_of_sessions(
     floor: floor_facts.FloorFacts, top: str, bottom: str, measurements: Measurements
 ) -> Trial | None:
-    above, below = (floats_or_nan(getattr(session, name) for session in floor.sessions) for name in (top, bottom))
-    return measurements.ratio_of_rows([session.session for session in floor.sessions], above, below)
+    above, below = (convert_to_floats(getattr(session, name) for session in floor.sessions) for name in (top, bottom))
+    return measurements.measure_ratio_of_rows([session.session for session in floor.sessions], above, below)
 
 
 def _measure_differences(first: _Label, second: _Label, measurements: Measurements) -> dict[str, Estimate]:
     differences = {
-        name: mean_interval(combine(np.subtract, first.measured[name], second.measured[name])) for name in OF_LOGS
+        name: estimate_mean_interval(combine(np.subtract, first.measured[name], second.measured[name]))
+        for name in OF_LOGS
     }
     for label in (first, second):
         differences["overlap_kept"] = withhold_interval(differences["overlap_kept"], *label.counted)
     labels = first.label, second.label
-    differences |= {name: mean_interval(measurements.difference(*labels, metric_named(name))) for name in OF_TURNS}
-    return differences | {TTFT_RATIO: ratio_interval(measurements.log_ratio(*labels, metric_named("ttft_p90_s")))}
+    differences |= {
+        name: estimate_mean_interval(measurements.difference(*labels, find_metric(name))) for name in OF_TURNS
+    }
+    return differences | {
+        TTFT_RATIO: estimate_ratio_interval(measurements.log_ratio(*labels, find_metric("ttft_p90_s")))
+    }

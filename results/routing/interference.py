@@ -60,14 +60,14 @@ def _summarize_repeats(decodes: int, prefill_tokens: int, rows: Sequence[Interfe
         prefill_tokens=prefill_tokens,
         decodes=decodes,
         repeats=len(rows),
-        before_s=_mean_of_repeats(row.itl_before_s for row in rows),
-        during_s=_mean_of_repeats(row.itl_during_s for row in rows),
-        after_s=_mean_of_repeats(row.itl_after_s for row in rows),
-        slowdown=_mean_of_repeats(ratios),
+        before_s=_estimate_mean_of_repeats(row.itl_before_s for row in rows),
+        during_s=_estimate_mean_of_repeats(row.itl_during_s for row in rows),
+        after_s=_estimate_mean_of_repeats(row.itl_after_s for row in rows),
+        slowdown=_estimate_mean_of_repeats(ratios),
         worst_gap_s=max(worst, default=None),
     )
 
 
-def _mean_of_repeats(values: Iterable[float | None]) -> Estimate:
+def _estimate_mean_of_repeats(values: Iterable[float | None]) -> Estimate:
     known = [value for value in values if value is not None]
     return mean(known) if known else unknown("no repeat measured it")

@@ -11,8 +11,8 @@ from results.routing.analyze import RoutingAnalysis
 from results.statistics.block_model import find_noisy
 from results.statistics.blocks import fit_blocks
 from results.statistics.estimates import bound_sigma
-from results.statistics.judgement import few_launches
-from results.statistics.pairwise import launches_for_pair
+from results.statistics.judgement import explain_few_launches
+from results.statistics.pairwise import find_launches_for_pair
 from results.statistics.trials import MIN_PAIRED
 
 NAMED_EFFECT = 0.10
@@ -52,7 +52,7 @@ def fit_noise(analysis: RoutingAnalysis) -> Noise | str:
         values = {cell.trial: cell.estimate(NOISE_OF).value for cell in analysis.counted(label)}
         launches[label] = {trial: math.log(value) for trial, value in values.items() if value}
     if analysis.trials < MIN_PAIRED:
-        return few_launches(analysis.trials, "policy") if analysis.trials else "nothing was measured"
+        return explain_few_launches(analysis.trials, "policy") if analysis.trials else "nothing was measured"
     noisy = find_noisy(launches)
     calm = {label: by_trial for label, by_trial in launches.items() if by_trial and label not in noisy}
     fit = fit_blocks(calm, tuple(calm)[:1] or (analysis.baseline,))
@@ -69,4 +69,4 @@ def measure_noise(analysis: RoutingAnalysis) -> TrialNoise | None:
 
 def plan_trials(sigma: float, policies: int) -> int | None:
     """The fewest trials that tell two policies apart which differ by NAMED_EFFECT; None = more than can be planned."""
-    return launches_for_pair(math.log1p(NAMED_EFFECT), sigma, max(policies, 2))
+    return find_launches_for_pair(math.log1p(NAMED_EFFECT), sigma, max(policies, 2))

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
-from results.measures.summary import bounded_columns
+from results.measures.summary import make_bounded_columns
 from results.records.percent import format_percent
 from results.report import marks
 from results.report.direct_labels import Named, choose_marker_look, label_lines
 from results.report.figure import Figure, join_range
-from results.report.ink import Pen, panel_sheet, pens, plain_ticks, shares, sheet
+from results.report.ink import Pen, make_panel_sheet, pens, set_plain_ticks, shares, sheet
 from results.report.policy_pens import assign_pens
 from results.routing.analyze import RoutingAnalysis
-from results.routing.cautions import why_no_verdict
+from results.routing.cautions import explain_no_verdict
 from results.routing.coupling import Curve
-from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, why_missing
+from results.routing.figure_kinds import FigureData, FigureKind, describe_trials, explain_missing
 from results.routing.loads import strip_load
 from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL, Samples
@@ -55,7 +55,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         }
         for row in analysis.occupancies
     ]
-    measured = list(_measured_pools(analysis))
+    measured = list(_list_measured_pools(analysis))
     beside = (
         "Circles: decode pools that this run had, by the engines' own KV in use, the p90 over the samples and down to "
         "the mean, at the mean footprint; several are set apart sideways. "
@@ -81,7 +81,7 @@ def _describe_deployment(one: Deployment) -> str:
     )
 
 
-def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+def _list_measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for pool in analysis.pools:
         mean, high = (pool.values[f"kv_{point}"].value for point in ("mean", "p90"))
         if pool.role == "decode" and mean is not None and high is not None:
@@ -100,7 +100,7 @@ def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def draw_occupancy(figure: Figure) -> Drawing:
     """A line per deployment over the footprint, a circle per measured pool, each with the color of its arm's policy."""
     table = figure.table
-    drawing, axes = panel_sheet(8.5, 4.2, figure.title, 16)
+    drawing, axes = make_panel_sheet(8.5, 4.2, figure.title, 16)
     ends = []
     lines = table[table["point"] != MEASURED]
     for deployment in dict.fromkeys(lines["deployment"]):
@@ -125,7 +125,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
     _mark_footprints(axes, table)
     wall = figure.lines["wall"]
     axes.axhline(wall, color="black", linestyle=":", linewidth=1)
-    plain_ticks(axes, "x", table["footprint_tokens"])
+    set_plain_ticks(axes, "x", table["footprint_tokens"])
     axes.set_yscale("log")
     axes.minorticks_off()
     shares(axes.yaxis)
@@ -163,7 +163,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
             "itl_before_s": row.before_s.value,
             "itl_during_s": row.during_s.value,
             "itl_after_s": row.after_s.value,
-            **bounded_columns("slowdown", row.slowdown),
+            **make_bounded_columns("slowdown", row.slowdown),
             "worst_gap_s": row.worst_gap_s,
         }
         for row in analysis.interference
@@ -197,7 +197,7 @@ def draw_interference(figure: Figure) -> Drawing:
         for when, line in (("before", before), ("during", during)):
             time_ends.append(Named(float(size[-1]), float(line[-1]), f"{name}, {when}", pen.color))
         value = marks.column(rows, "slowdown")
-        below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
+        below, above = marks.measure_error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
         ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
         ratio_ends.append(Named(float(size[-1]), float(value[-1]), name, pen.color))
     for axes, values in ((times, table[["itl_before_s", "itl_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
@@ -205,7 +205,7 @@ def draw_interference(figure: Figure) -> Drawing:
             axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
         axes.minorticks_off()
-        plain_ticks(axes, "y", [float(value) for value in values if np.isfinite(value)])
+        set_plain_ticks(axes, "y", [float(value) for value in values if np.isfinite(value)])
         axes.set_xlabel("tokens of the joining prefill")
     ratio.axhline(1, color="#808080", linestyle="--", linewidth=1)
     times.set_ylabel("ITL of the decodes (ms)")
@@ -218,15 +218,15 @@ def draw_interference(figure: Figure) -> Drawing:
 def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     """f8."""
     load_of_label = {label: load.text for load in analysis.loads for label in load.labels}
-    curves = (row for predicted in analysis.curves for row in _curve_rows(analysis, predicted))
-    parts = chain(_cell_points(analysis), _fit_rows(analysis), curves)
+    curves = (row for predicted in analysis.curves for row in _list_curve_rows(analysis, predicted))
+    parts = chain(_list_cell_points(analysis), _fit_rows(analysis), curves)
     rows = [row | {"load": load_of_label[str(row["label"])]} for row in parts]
     table = pd.DataFrame(
         rows, columns=["kind", "load", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
     )
     if table.empty or not (table["kind"] == CELL).any():
-        return why_missing(analysis, "e2e_mean_s")
-    shade = f"{format_percent(LEVEL)} {'spread' if why_no_verdict(analysis.trials) else 'interval'}"
+        return explain_missing(analysis, "e2e_mean_s")
+    shade = f"{format_percent(LEVEL)} {'spread' if explain_no_verdict(analysis.trials) else 'interval'}"
     caption = (
         "Left: mean service time of a turn, in s (TTFT + decoding), over the mean number of sessions in the system at "
         "its send, a mark per cell, the same under every load of a policy; lines: W_turn(L) as fitted inside the cells "
@@ -253,7 +253,7 @@ def _describe_predictions(analysis: RoutingAnalysis) -> str:
     )
 
 
-def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+def _list_cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for cell in sorted(analysis.cells, key=lambda cell: (analysis.labels.index(cell.label), cell.trial)):
         service = cell.estimate("e2e_mean_s").value
         if cell.degraded or service is None:
@@ -271,7 +271,9 @@ def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 def _fit_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for row in analysis.couplings:
         service, at = row.service_s.value, row.concurrency.value
-        ends = [analysis.mean_over_cells(row.label, f"inflight_sessions_{end}") for end in ("p10", "mean", "p90")]
+        ends = [
+            analysis.compute_mean_over_cells(row.label, f"inflight_sessions_{end}") for end in ("p10", "mean", "p90")
+        ]
         if service is None or at is None or row.slope_s.value is None:
             continue
         for sessions in (end for end in ends if end is not None):
@@ -288,7 +290,7 @@ def _fit_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
             }
 
 
-def _curve_rows(analysis: RoutingAnalysis, predicted: Curve) -> Iterator[dict[str, object]]:
+def _list_curve_rows(analysis: RoutingAnalysis, predicted: Curve) -> Iterator[dict[str, object]]:
     row = next(row for row in analysis.couplings if row.label == predicted.label)
     arrivals, turns, think = (float(term.value or 0.0) for term in (row.arrivals_per_s, row.turns, row.think_s))
     own = {"label": predicted.label, "trial": None}
@@ -364,7 +366,7 @@ def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) 
         known = known[np.isfinite(known)]
         if not known.size:
             continue
-        plain_ticks(axes, side, known.tolist(), spread=marks.WIDE)
+        set_plain_ticks(axes, side, known.tolist(), spread=marks.WIDE)
         low, high = float(known.min()), float(known.max())
         limit, scale = (axes.set_xlim, axes.get_xscale()) if side == "x" else (axes.set_ylim, axes.get_yscale())
         if scale == "log":

@@ -14,7 +14,7 @@ from results.records.estimate import Estimate
 from results.routing import floor_facts
 from results.routing.loads import group_labels
 from results.routing.transfers import is_enough
-from results.statistics.judgement import Verdict, decisive, judged, take_point
+from results.statistics.judgement import Verdict, judged, take_point, withhold_bounds
 from results.statistics.student import change_level
 from results.statistics.trials import MIN_PAIRED
 
@@ -90,7 +90,7 @@ class FloorVariant:
     @property
     def spread(self) -> bool | None:
         """Whether every D has a non-trivial share; None = no interval over trials, or one that allows both."""
-        least, enough = decisive(self.values["least_share"]), NON_TRIVIAL / self.instances
+        least, enough = withhold_bounds(self.values["least_share"]), NON_TRIVIAL / self.instances
         if least.low is None or least.high is None or least.low < enough <= least.high:
             return None
         return least.low >= enough

@@ -61,7 +61,7 @@ def group_by_load(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[L
     first = {cell.record.label: cell for cell in reversed(cells)}
     groups = group_labels({label: name_load(first[label].record) for label in labels})
     return tuple(
-        Load(tuple(own), text, _top_share(first[own[0]]), _identify_load(first[own[0]].record))
+        Load(tuple(own), text, _compute_top_share(first[own[0]]), _identify_load(first[own[0]].record))
         for text, own in groups
         if own
     )
@@ -111,7 +111,7 @@ def _describe_load(key: tuple[object, ...], varied: Sequence[bool]) -> str:
     return ", ".join(parts) or (AS_PRESET if any(varied) else "")
 
 
-def _top_share(cell: LoadedCell) -> float | None:
+def _compute_top_share(cell: LoadedCell) -> float | None:
     if cell.turns is None or not cell.turns.index.size:
         return None
     tokens, _ = sort_sessions(cell.turns)

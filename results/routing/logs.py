@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from results.records.decisions import DecisionRecord
-from results.records.frames import Gap, artifact_name
+from results.records.frames import Gap, name_artifact
 from results.records.layout import TrialLayout
 from results.records.turns import EngineSample, RoutingCell
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, find_migrations
-from results.routing.read import EXTERNAL, LoadedCell, number_or_none, read_rows
+from results.routing.read import EXTERNAL, LoadedCell, read_number_or_none, read_rows
 from results.routing.recomputing import Prefill, TransferredTurn, find_prefills, find_transferred_turns
-from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
+from results.routing.transfer_counts import read_transfer_logs, take_counts_from_logs
 from results.routing.transfers import Moved, list_moved
 from results.statistics.estimates import Samples
 
@@ -72,9 +72,9 @@ def read_logs(
             continue
         if cell.picks is not None and cell.picks.transfers:
             logs, log_gaps = read_transfer_logs(layout, cell.record)
-            records, differing = counted_by_logs(records, logs, cell.record, artifact_name(layout.decisions))
+            records, differing = take_counts_from_logs(records, logs, cell.record, name_artifact(layout.decisions))
             gaps += [*log_gaps, *differing]
-        facts[cell.path] = log_facts(cell, records, with_pending=with_pending)
+        facts[cell.path] = collect_log_facts(cell, records, with_pending=with_pending)
     return facts, tuple(gaps)
 
 
@@ -84,7 +84,7 @@ def _may_move_or_spread(cell: LoadedCell) -> bool:
     return moves or record.policy == KV_AWARE or "hot_tokens" in record.parameters
 
 
-def facts_by_label(
+def group_facts_by_label(
     logs: Mapping[str, LogFacts], cells: Sequence[LoadedCell], labels: Iterable[str], measurements: Measurements
 ) -> dict[str, dict[int, LogFacts]]:
     """Label to trial, of the cells that count; a label without any is empty."""
@@ -96,28 +96,28 @@ def facts_by_label(
     return facts
 
 
-def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord], *, with_pending: bool = True) -> LogFacts:
+def collect_log_facts(cell: LoadedCell, records: Sequence[DecisionRecord], *, with_pending: bool = True) -> LogFacts:
     """`records`: the log of the cell; `with_pending`: as of `read_logs`."""
-    thresholds = (number_or_none(cell.record.parameters.get(name)) for name in ("hot_tokens", "cooldown_s"))
+    thresholds = (read_number_or_none(cell.record.parameters.get(name)) for name in ("hot_tokens", "cooldown_s"))
     migrations = find_migrations(records, *thresholds)
     return LogFacts(
         migrations=migrations,
         moved=list_moved(records),
-        external_total_tokens=_external_total(cell.record),
+        external_total_tokens=_sum_external_tokens(cell.record),
         prefills=find_prefills(records) if migrations.events else (),
         transferred_turns=find_transferred_turns(records),
-        pending=pending_series(records, cell.samples) if migrations.events and with_pending else (),
+        pending=make_pending_series(records, cell.samples) if migrations.events and with_pending else (),
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )
 
 
-def _external_total(cell: RoutingCell) -> float | None:
+def _sum_external_tokens(cell: RoutingCell) -> float | None:
     """Prompt tokens that the engines count as transferred over the cell; None where one does not count them."""
     own = [engine.prompt_tokens_by_source.get(EXTERNAL) for engine in cell.engines]
     return None if not own or None in own else sum(count or 0.0 for count in own)
 
 
-def pending_series(
+def make_pending_series(
     records: Sequence[DecisionRecord], samples: Iterable[EngineSample] = ()
 ) -> tuple[PendingSeries, ...]:
     """From the view of every pick and, between picks, from the 1 Hz `samples` of the same cell."""

@@ -25,11 +25,11 @@ from results.records.estimate import Estimate
 from results.routing.loads import name_load
 from results.routing.metrics import (
     Metric,
-    fewest_samples,
+    compute_value_over_turns,
+    count_fewest_samples,
+    find_turns_with,
     replicate_metric,
     replicate_ratios,
-    turns_with,
-    value_over_turns,
 )
 from results.routing.read import LoadedCell
 from results.routing.summary import RoutedSummary
@@ -37,13 +37,13 @@ from results.statistics.estimates import (
     DRAWS,
     Ranks,
     Samples,
+    compute_student_quantile,
+    compute_weighted_quantiles,
+    count_samples_needed,
     cut_bounds,
     resample,
-    samples_needed,
     standard_error,
-    student_quantile,
     too_small,
-    weighted_quantiles,
 )
 from results.statistics.judgement import is_too_degraded, name_degraded_remedy
 from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combine, estimate, resampled, unmeasured
@@ -53,7 +53,7 @@ MIN_SESSIONS = 8
 MAX_GROUPS = 1024
 """More sessions than this are resampled in groups of neighbors in name order."""
 LEAST_SPREAD = 0.5
-"""Standard deviation over trials, in sessions, that a count of sessions has at least: see `count_interval`."""
+"""Standard deviation over trials, in sessions, that a count of sessions has at least: see `estimate_count_interval`."""
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
@@ -90,7 +90,7 @@ class Measurements:
         self._why: dict[str, dict[str, None]] = {}
         self._cells: dict[str, dict[int, _Cell]] = {}
         self._loads: dict[str, dict[str, object]] = {}
-        odd = odd_cells(cells)
+        odd = find_odd_cells(cells)
         for cell, summary in zip(cells, summaries, strict=True):
             trials = self._cells.setdefault(summary.label, {})
             self._loads.setdefault(summary.label, name_load(cell.record))
@@ -101,7 +101,7 @@ class Measurements:
             sessions = () if cell.turns is None else cell.turns.session
             group = np.array([self._group[str(name)] for name in sessions], dtype=np.int64)
             trials[summary.trial] = _Cell(summary, cell.turns, group)
-        self.selected = {label: why for label in self._cells if (why := _why_selected(label, cells))}
+        self.selected = {label: why for label in self._cells if (why := _explain_selection(label, cells))}
         """Labels whose trials that count may be the faster ones, with the reason: they have no interval."""
         self._values: dict[tuple[str, str], Measured] = {}
         """By label and name of the metric."""
@@ -158,18 +158,18 @@ class Measurements:
 
     def difference(self, first: str, second: str, metric: Metric) -> Measured:
         """first - second in every trial that has both; of latencies, over the turns that both completed."""
-        return self._compared(first, second, metric, np.subtract)
+        return self._compare_once(first, second, metric, np.subtract)
 
     def log_ratio(self, first: str, second: str, metric: Metric) -> Measured:
         """log(first / second), as `difference`: of a metric that is a time or a ratio of times."""
-        return self._compared(first, second, metric, log_of_ratio)
+        return self._compare_once(first, second, metric, compute_log_of_ratio)
 
-    def _compared(self, first: str, second: str, metric: Metric, compute: Callable[..., Samples]) -> Measured:
+    def _compare_once(self, first: str, second: str, metric: Metric, compute: Callable[..., Samples]) -> Measured:
         """Computed once for two labels, whichever way round they are asked for: `compute` only changes its sign."""
         key = first, second, metric.name, compute
         if key not in self._differences:
             turned = self._differences.get((second, first, metric.name, compute))
-            own = self._compare(first, second, metric, compute) if turned is None else combine(_turn, turned)
+            own = self._compare(first, second, metric, compute) if turned is None else combine(_negate_values, turned)
             self._differences[key] = own
         return self._differences[key]
 
@@ -179,7 +179,7 @@ class Measurements:
 
         def compare(trial: int) -> Trial | str:
             cells = self._cells[first][trial], self._cells[second][trial]
-            masks = self._common(*cells, metric)
+            masks = self._find_common_turns(*cells, metric)
             sides = [self._measure_turns(cell, metric, mask) for cell, mask in zip(cells, masks, strict=True)]
             for reason in sides:
                 if isinstance(reason, str):
@@ -198,13 +198,13 @@ class Measurements:
             one, other = self._cells[first][trial], self._cells[second][trial]
             if one.turns is None or other.turns is None:
                 return UNREADABLE
-            mask, other_mask = self._common(one, other, _mean_of(series))
+            mask, other_mask = self._find_common_turns(one, other, _make_mean_metric(series))
             change = one.turns.series(series)[mask] - other.turns.series(series)[other_mask]
             group = one.group[mask]
             if not change.size:
                 return "no turn was completed by both"
             if statistic == "median":
-                draws = self._draws(lambda weights: weighted_quantiles(change, 0.5, group, weights))
+                draws = self._draws(lambda weights: compute_weighted_quantiles(change, 0.5, group, weights))
                 return Trial(float(np.median(change)), change.size, draws)
             faster = (change < 0).astype(np.float64)
             draws = self._draws(lambda weights: replicate_ratios(faster, np.ones(faster.size), group, weights))
@@ -217,7 +217,7 @@ class Measurements:
         both = lost = 0
         for trial in self._shared(first, second):
             cells = self._cells[first][trial], self._cells[second][trial]
-            masks = self._common(*cells, _mean_of(series))
+            masks = self._find_common_turns(*cells, _make_mean_metric(series))
             both += int(masks[0].sum())
             for cell, mask in zip(cells, masks, strict=True):
                 if cell.turns is not None:
@@ -253,7 +253,7 @@ class Measurements:
 
         return draws
 
-    def ratio_of_rows(self, sessions: Sequence[str], top: Samples, bottom: Samples) -> Trial | None:
+    def measure_ratio_of_rows(self, sessions: Sequence[str], top: Samples, bottom: Samples) -> Trial | None:
         """sum(top) / sum(bottom) over the rows that have both; None where sum(bottom) is not above 0."""
         known = np.isfinite(top) & np.isfinite(bottom)
         above, below = top[known], bottom[known]
@@ -263,19 +263,19 @@ class Measurements:
         draws = self.replicate_rows(own, lambda group, weights: replicate_ratios(above, below, group, weights))
         return Trial(float(above.sum() / below.sum()), int(known.sum()), draws)
 
-    def mean_of_rows(self, sessions: Sequence[str], values: Samples) -> Trial | None:
+    def measure_mean_of_rows(self, sessions: Sequence[str], values: Samples) -> Trial | None:
         """Over the rows that have a value; None where none has."""
-        return self.ratio_of_rows(sessions, values, np.ones(values.size))
+        return self.measure_ratio_of_rows(sessions, values, np.ones(values.size))
 
-    def quantile_of_rows(self, sessions: Sequence[str], values: Samples, p: float) -> Trial | None:
+    def measure_quantile_of_rows(self, sessions: Sequence[str], values: Samples, p: float) -> Trial | None:
         """The p-quantile of the rows that have a value; None where none has."""
         known = np.isfinite(values)
         measured, n = values[known], int(known.sum())
         if not n:
             return None
         own = list(compress(sessions, known))
-        draws = self.replicate_rows(own, lambda group, weights: weighted_quantiles(measured, p, group, weights))
-        if n < samples_needed(p):
+        draws = self.replicate_rows(own, lambda group, weights: compute_weighted_quantiles(measured, p, group, weights))
+        if n < count_samples_needed(p):
             return Trial(float(np.quantile(measured, p)), n, lambda: too_small(n, p))
         return Trial(float(np.quantile(measured, p)), n, draws)
 
@@ -289,11 +289,11 @@ class Measurements:
             return unmeasured("; ".join(why) or f"no trial has both {first} and {second}")
         return self.withhold(_try_trials(shared, why, compute), first, second)
 
-    def _common(self, one: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
+    def _find_common_turns(self, one: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
         """Which turns of each are also in the other, by index; none where the records of one cannot be read."""
         if one.turns is None or other.turns is None:
             return np.zeros(one.group.size, dtype=np.bool_), np.zeros(other.group.size, dtype=np.bool_)
-        mask, other_mask = turns_with(metric, one.turns), turns_with(metric, other.turns)
+        mask, other_mask = find_turns_with(metric, one.turns), find_turns_with(metric, other.turns)
         if np.array_equal(one.turns.index, other.turns.index):
             return mask & other_mask, mask & other_mask
         common = np.intersect1d(one.turns.index[mask], other.turns.index[other_mask], assume_unique=True)
@@ -303,7 +303,7 @@ class Measurements:
         """The metric over some of a cell's turns."""
         if cell.turns is None:
             return UNREADABLE
-        used = where & turns_with(metric, cell.turns)
+        used = where & find_turns_with(metric, cell.turns)
         if not used.any():
             return f"no turn of {cell.summary.label} has a {metric.title}"
         key = (cell.summary.label, cell.summary.trial, metric.name, np.packbits(used).tobytes())
@@ -312,10 +312,10 @@ class Measurements:
         return self._trials[key]
 
     def _compute_trial(self, turns: Turns, group: Ranks, metric: Metric, used: Mask, key: _Key) -> Trial:
-        behind, size = fewest_samples(metric, turns, used), used.size
+        behind, size = count_fewest_samples(metric, turns, used), used.size
 
         def replicate(weights: Samples) -> Samples | str:
-            if metric.quantile and behind < samples_needed(metric.quantile):
+            if metric.quantile and behind < count_samples_needed(metric.quantile):
                 return too_small(behind, metric.quantile)
             if key not in self._memory:
                 bits = np.frombuffer(key[3], np.uint8)  # kept instead of the mask
@@ -323,19 +323,19 @@ class Measurements:
                 self._memory[key] = replicate_metric(metric, turns, own, group, weights)
             return self._memory[key]
 
-        return Trial(value_over_turns(metric, turns, used), int(used.sum()), self._draws(replicate))
+        return Trial(compute_value_over_turns(metric, turns, used), int(used.sum()), self._draws(replicate))
 
 
-def _turn(values: Samples) -> Samples:
+def _negate_values(values: Samples) -> Samples:
     """The other sign; of 0, which stays without one."""
     return 0.0 - values
 
 
-def _mean_of(series: str) -> Metric:
+def _make_mean_metric(series: str) -> Metric:
     return Metric("", "", "s", False, series, "mean")
 
 
-def _why_selected(label: str, cells: Sequence[LoadedCell]) -> str:
+def _explain_selection(label: str, cells: Sequence[LoadedCell]) -> str:
     """Why this label's trials that count may be the faster ones; empty where nothing shows it.
 
     A replay that ended early was too slow itself, and takes no part.
@@ -364,10 +364,10 @@ def _read_summary(summary: RoutedSummary, metric: Metric) -> Trial | str:
     estimated = summary.estimate(metric.name)
     if estimated.value is None:
         return f"{summary.label}, trial {summary.trial}: {estimated.reason or 'not measured'}"
-    return one_per_trial(estimated.value, max(estimated.n, 1))
+    return make_trial_of_number(estimated.value, max(estimated.n, 1))
 
 
-def one_per_trial(value: float, n: int = 1) -> Trial:
+def make_trial_of_number(value: float, n: int = 1) -> Trial:
     """A number of a whole cell."""
     return Trial(value, n, lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
 
@@ -378,14 +378,14 @@ def collect_trials(by_trial: Mapping[int, Trial | None], why: str) -> Measured:
     return Measured(known) if known else unmeasured(why)
 
 
-def log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
+def compute_log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
     """log(ours / theirs); NaN where one of them is not above zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithms = np.log(ours / theirs)
     return np.asarray(np.where(np.isfinite(logarithms), logarithms, np.nan), dtype=np.float64)
 
 
-def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
+def find_odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
     """By path, cells that differ in trace or seed from the first of their trial: nothing can be paired with them."""
     first: dict[tuple[int, str], tuple[object, object]] = {}
     odd: dict[str, str] = {}
@@ -396,27 +396,27 @@ def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
     return odd
 
 
-def mean_interval(measured: Measured) -> Estimate:
+def estimate_mean_interval(measured: Measured) -> Estimate:
     """The mean over the trials with its interval; `basis` says what the interval covers."""
     mean = estimate(measured)
     return mean if mean.low is None else replace(mean, basis=_describe_basis(measured))
 
 
-def ratio_interval(measured: Measured) -> Estimate:
+def estimate_ratio_interval(measured: Measured) -> Estimate:
     """The geometric mean over the trials of ratios whose logarithms these are, with the interval of the logarithms.
 
     One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/analysis.md.
     """
-    return mean_interval(measured).transform(math.exp)
+    return estimate_mean_interval(measured).transform(math.exp)
 
 
-def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
-    """As `mean_interval`, with the bounds cut at 0 and at `most`: 1 for a share of a whole."""
-    return cut_bounds(mean_interval(measured), most)
+def estimate_level_interval(measured: Measured, most: float = math.inf) -> Estimate:
+    """As `estimate_mean_interval`, with the bounds cut at 0 and at `most`: 1 for a share of a whole."""
+    return cut_bounds(estimate_mean_interval(measured), most)
 
 
-def count_interval(measured: Measured) -> Estimate:
-    """As `level_interval`, of a count as a share of `Trial.n`, with a spread over trials of at least half a session.
+def estimate_count_interval(measured: Measured) -> Estimate:
+    """As `estimate_level_interval`, of a count as a share of `Trial.n`, with a spread of at least half a session.
 
     Counts that are equal in every trial have no spread and so no interval, although they are as sure as a count can be:
     one that moves by a single session between trials has a standard deviation of up to half a session, and is often
@@ -425,22 +425,22 @@ def count_interval(measured: Measured) -> Estimate:
     (Clopper and Pearson) would be too narrow: the sessions of a trial follow one another, so that 67 sessions on one
     instance may be one decision. What only one trial in many does, no interval over a few trials can show.
     """
-    mean, values = mean_interval(measured), measured.values
+    mean, values = estimate_mean_interval(measured), measured.values
     if mean.value is None or values.size < MIN_PAIRED or measured.no_interval:
-        return level_interval(measured, most=1.0)
+        return estimate_level_interval(measured, most=1.0)
     coarsest = min(trial.n for trial in measured.trials.values())
     error = max(standard_error(values), LEAST_SPREAD / coarsest / math.sqrt(values.size))
-    half = student_quantile(values.size - 1) * error
+    half = compute_student_quantile(values.size - 1) * error
     low, high = max(mean.value - half, 0.0), min(mean.value + half, 1.0)
     return replace(mean, low=low, high=high, reason=measured.reason or None, basis=_describe_basis(measured))
 
 
-def widest_interval(measured: Measured) -> Estimate:
-    """As `mean_interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
+def estimate_widest_interval(measured: Measured) -> Estimate:
+    """As `estimate_mean_interval`, for a number that the choice of sessions shifts in every trial alike (a slope).
 
     From three trials on it reaches as far as the wider of both intervals on each side.
     """
-    mean = mean_interval(measured)
+    mean = estimate_mean_interval(measured)
     if len(measured.trials) < MIN_PAIRED:
         return mean
     by_sessions = resampled(measured)

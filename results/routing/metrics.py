@@ -12,10 +12,10 @@ import numpy as np
 from results.measures import latency
 from results.measures.latency import Mask
 from results.measures.replay_numbers import apc_usage
-from results.measures.summary import POINTS, percentile_name
+from results.measures.summary import POINTS, name_percentile
 from results.measures.turns import Turns
 from results.records.estimate import Estimate
-from results.statistics.estimates import Ranks, Samples, mean, percentile, weighted_quantiles
+from results.statistics.estimates import Ranks, Samples, compute_weighted_quantiles, mean, percentile
 
 WORKER_POINT = 0.9
 """Quantile of each instance's TTFT, before the median and the maximum over instances."""
@@ -69,11 +69,11 @@ class Metric:
         return f"{value.text(3, self.scale)} {self.shown_unit}".strip()
 
 
-def _latency_metrics() -> Iterable[Metric]:
+def _make_latency_metrics() -> Iterable[Metric]:
     for series, of in latency.METRICS.items():
         for point in ("mean", *POINTS):
             title = f"{of.title} {point}"
-            yield Metric(percentile_name(series, point), title, of.shown_unit, False, series, point)
+            yield Metric(name_percentile(series, point), title, of.shown_unit, False, series, point)
 
 
 _OF_CELLS: tuple[Metric, ...] = (
@@ -92,17 +92,17 @@ HEADLINE = (
 """What the specification claims its policy wins: the five dimensions of contribution C3, and the medians beside."""
 
 
-def all_metrics() -> tuple[Metric, ...]:
+def list_metrics() -> tuple[Metric, ...]:
     """Every metric that a difference of policies is computed of: those of the declared request metrics first."""
-    return (*_latency_metrics(), *_OF_CELLS)
+    return (*_make_latency_metrics(), *_OF_CELLS)
 
 
-def metric_named(name: str) -> Metric:
+def find_metric(name: str) -> Metric:
     """Raises KeyError."""
-    return {metric.name: metric for metric in all_metrics()}[name]
+    return {metric.name: metric for metric in list_metrics()}[name]
 
 
-def turns_with(metric: Metric, turns: Turns) -> Mask:
+def find_turns_with(metric: Metric, turns: Turns) -> Mask:
     """Turns that have what the metric needs."""
     has_value = np.isfinite(turns.series(metric.series))
     if metric.point == "ratio":
@@ -112,34 +112,34 @@ def turns_with(metric: Metric, turns: Turns) -> Mask:
     return np.asarray(has_value, dtype=np.bool_)
 
 
-def fewest_samples(metric: Metric, turns: Turns, used: Mask) -> int:
+def count_fewest_samples(metric: Metric, turns: Turns, used: Mask) -> int:
     """Samples behind the metric's quantile; of several instances, the fewest."""
     if not metric.is_of_instances:
         return int(used.sum())
     return int(np.unique(turns.instance[used].astype(str), return_counts=True)[1].min())
 
 
-def value_over_turns(metric: Metric, turns: Turns, used: Mask) -> float:
+def compute_value_over_turns(metric: Metric, turns: Turns, used: Mask) -> float:
     """The metric of these turns, of which there is at least one."""
     values = turns.series(metric.series)[used]
     if metric.point == "mean":
-        return _value_or_nan(mean(values))
+        return _take_value_or_nan(mean(values))
     if metric.point == "ratio":
-        return _value_or_nan(apc_usage(turns, used))
+        return _take_value_or_nan(apc_usage(turns, used))
     if metric.point in POINTS:
-        return _value_or_nan(percentile(values, POINTS[metric.point]))
+        return _take_value_or_nan(percentile(values, POINTS[metric.point]))
     instances = turns.instance[used]
     served = [percentile(values[instances == one], WORKER_POINT) for one in sorted(set(instances))]
-    return value_over_instances(metric.point, served)
+    return compute_value_over_instances(metric.point, served)
 
 
-def value_over_instances(point: str, p90s: Sequence[Estimate]) -> float:
+def compute_value_over_instances(point: str, p90s: Sequence[Estimate]) -> float:
     """The `median` or `max` of the p90 of every instance that served."""
     values = np.array([p90.value for p90 in p90s], dtype=np.float64)
     return float(np.median(values) if point == "median" else values.max())
 
 
-def _value_or_nan(estimate: Estimate) -> float:
+def _take_value_or_nan(estimate: Estimate) -> float:
     return math.nan if estimate.value is None else estimate.value
 
 
@@ -151,10 +151,10 @@ def replicate_metric(metric: Metric, turns: Turns, used: Mask, group: Ranks, wei
     if metric.point == "ratio":
         return replicate_ratios(values, turns.prompt_tokens[used], groups, weights)
     if metric.point in POINTS:
-        return weighted_quantiles(values, POINTS[metric.point], groups, weights)
+        return compute_weighted_quantiles(values, POINTS[metric.point], groups, weights)
     instances = turns.instance[used]
     masks = [instances == one for one in sorted(set(instances))]
-    each = np.stack([weighted_quantiles(values[mask], WORKER_POINT, groups[mask], weights) for mask in masks])
+    each = np.stack([compute_weighted_quantiles(values[mask], WORKER_POINT, groups[mask], weights) for mask in masks])
     served = np.isfinite(each).any(axis=0)
     over = np.full(served.size, np.nan)
     over[served] = (np.nanmax if metric.point == "max" else np.nanmedian)(each[:, served], axis=0)

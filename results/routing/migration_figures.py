@@ -15,9 +15,9 @@ from results.report.marks import QUIET, draw_panel, name_rows
 from results.routing.analyze import RoutingAnalysis
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.logs import PendingSeries
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.moves import CellMigrations
-from results.routing.read import number_or_none
+from results.routing.read import read_number_or_none
 from results.routing.shown import describe_bars, estimate_columns, name_units
 from results.statistics.estimates import Samples
 
@@ -81,7 +81,7 @@ def draw_ablation(figure: Figure) -> Drawing:
     drawing = sheet(11.5, 1.2 + 0.3 * len(variants), figure.title)
     line = drawing.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for axes, name in zip(line, names, strict=True):
-        metric = metric_named(name)
+        metric = find_metric(name)
         rows = table[table["metric"] == name].set_index("variant")
         draw_panel(axes, rows, variants, metric.title, metric.shown_unit, metric.scale)
     name_rows(line[0], variants)
@@ -96,8 +96,8 @@ def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
         return "; ".join(why) or "no policy of this run migrates"
     most = sorted(cells, key=lambda cell: -len(cell.migrations.events))[:PANELS]
     shown = [cell for cell in cells if cell in most]
-    hot = {cell.label: number_or_none(cell.parameters.get("hot_tokens")) for cell in analysis.cells}
-    table = pd.DataFrame([row for cell in shown for row in _timeline_rows(cell, hot.get(cell.label))])
+    hot = {cell.label: read_number_or_none(cell.parameters.get("hot_tokens")) for cell in analysis.cells}
+    table = pd.DataFrame([row for cell in shown for row in _list_timeline_rows(cell, hot.get(cell.label))])
     left_out = (
         f" {len(cells) - len(shown)} policies with fewer migrations are left out." if len(cells) > len(shown) else ""
     )
@@ -122,7 +122,7 @@ def _describe_bars_of_moves(table: pd.DataFrame) -> str:
     )
 
 
-def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[dict[str, object]]:
+def _list_timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[dict[str, object]]:
     """`hot`: whether more was pending than the policy's threshold; None where either is not known."""
     ends = [float(series.t_s[-1]) for series in cell.pending if series.t_s.size]
     picks = [event.t_s for event in cell.migrations.events]
@@ -175,7 +175,7 @@ def draw_timeline(figure: Figure) -> Drawing:
     shade.set_label("prompt tokens pending")
     panels[-1, 0].set_xlabel("time since the first pick (s)")
     # A legend, because the marks are many and small: a name in the mesh would cover what it is about.
-    keys = _legend_keys(table)
+    keys = _make_legend_keys(table)
     drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
     return drawing
 
@@ -255,7 +255,7 @@ def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(first), int(end)) for first, end in zip(steps[::2], steps[1::2], strict=True)]
 
 
-def _legend_keys(table: pd.DataFrame) -> list[Artist]:
+def _make_legend_keys(table: pd.DataFrame) -> list[Artist]:
     """What the marks in this figure 10 mean."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

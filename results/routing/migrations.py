@@ -16,8 +16,8 @@ from itertools import pairwise
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
 from results.records.estimate import Estimate, unknown
-from results.routing.measurements import Measurements, collect_trials, level_interval, mean_interval
-from results.statistics.estimates import Samples, cut_bounds, floats_or_nan, mean, proportion
+from results.routing.measurements import Measurements, collect_trials, estimate_level_interval, estimate_mean_interval
+from results.statistics.estimates import Samples, convert_to_floats, cut_bounds, mean, proportion
 from results.statistics.trials import Trial
 
 TURNS_AFTER = 3
@@ -184,14 +184,14 @@ def find_migrations(
     `hot_tokens`, `cooldown_s`: T_hot and T_cool of its policy; without one, what depends on it is unknown.
     """
     log = sorted(records, key=lambda record: record.seq)
-    turns = _first_picks(log)
+    turns = _find_first_picks(log)
     events = tuple(
         _read_migration(record, log[0].t_ns, turns.get(record.request.session, ()), hot_tokens)
         for record in log
         if record.decision.migrate_from and record.decision.instance
     )
     requests = Counter(dict((record.request.request, record.request.session) for record in log).values())
-    thrashed = {} if cooldown_s is None else _thrashed_sessions(events, cooldown_s)
+    thrashed = {} if cooldown_s is None else _find_thrashed_sessions(events, cooldown_s)
     asked = len({event.pick.request.request for event in events})
     not_followed = NO_THRESHOLD.format("T_hot")
     if hot_tokens is not None:
@@ -203,17 +203,19 @@ def find_migrations(
         outcomes=dict(sorted(Counter(event.outcome for event in events).items())),
         refused=dict(sorted(_count_refusals(log).items())),
         trigger_rate=Estimate(asked / requests.total(), n=requests.total()) if requests else unknown("no requests"),
-        accuracy=_share_of_known((event.stayed_cool for event in events), not_followed.format(f"{TURNS_AFTER} turns")),
-        accuracy_next=_share_of_known((event.next_cool for event in events), not_followed.format("a turn")),
-        thrash_rate=_share_of_known(thrashed.values(), no_thrash),
+        accuracy=_estimate_share_of_known(
+            (event.stayed_cool for event in events), not_followed.format(f"{TURNS_AFTER} turns")
+        ),
+        accuracy_next=_estimate_share_of_known((event.next_cool for event in events), not_followed.format("a turn")),
+        thrash_rate=_estimate_share_of_known(thrashed.values(), no_thrash),
         thrashed=thrashed,
         turns_after=TURNS_AFTER,
         events=events,
-        costs=_cost_rows(events),
+        costs=_make_cost_rows(events),
     )
 
 
-def _first_picks(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
+def _find_first_picks(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
     """Per session the first pick of each of its requests, in order."""
     turns: dict[str, dict[str, DecisionRecord]] = defaultdict(dict)
     for record in log:
@@ -226,9 +228,9 @@ def _read_migration(
     record: DecisionRecord, t0_ns: int, turns: Sequence[DecisionRecord], hot_tokens: float | None
 ) -> RequestedMigration:
     """`turns` of its session."""
-    served_ns = moved_ns(record)
+    served_ns = find_move_ns(record)
     later = [] if served_ns is None else [turn for turn in turns if turn.t_ns > served_ns]
-    pending = [pending_at(turn, record.decision.instance) for turn in later[:TURNS_AFTER]]
+    pending = [count_pending_at(turn, record.decision.instance) for turn in later[:TURNS_AFTER]]
     return RequestedMigration(
         pick=record,
         t_s=(record.t_ns - t0_ns) / 1e9,
@@ -245,7 +247,7 @@ def _stayed_cool(pending: Sequence[int | None], hot_tokens: float | None, turns:
     return all(tokens <= hot_tokens for tokens in pending if tokens is not None)
 
 
-def moved_ns(record: DecisionRecord) -> int | None:
+def find_move_ns(record: DecisionRecord) -> int | None:
     """When the target began a successful answer, which moves the binding; None = it did not."""
     outcome = record.outcome
     if outcome is None or outcome.first_byte_s is None or outcome.migration == "failed":
@@ -253,7 +255,7 @@ def moved_ns(record: DecisionRecord) -> int | None:
     return record.t_ns + round(record.decide_us * 1e3 + outcome.first_byte_s * 1e9)
 
 
-def pending_at(record: DecisionRecord, instance: str) -> int | None:
+def count_pending_at(record: DecisionRecord, instance: str) -> int | None:
     """Prompt tokens pending at an instance at a pick; None = it was not in the view."""
     loads = record.cluster.instances
     return next((load.pending_prefill_tokens for load in loads if load.instance == instance), None)
@@ -268,7 +270,7 @@ def _count_refusals(log: Iterable[DecisionRecord]) -> Counter[str]:
     return refused
 
 
-def _thrashed_sessions(events: Iterable[RequestedMigration], cooldown_s: float) -> dict[str, bool]:
+def _find_thrashed_sessions(events: Iterable[RequestedMigration], cooldown_s: float) -> dict[str, bool]:
     moves: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.moved_s is not None:
@@ -279,42 +281,42 @@ def _thrashed_sessions(events: Iterable[RequestedMigration], cooldown_s: float) 
     }
 
 
-def _share_of_known(flags: Iterable[bool | None], reason: str) -> Estimate:
+def _estimate_share_of_known(flags: Iterable[bool | None], reason: str) -> Estimate:
     """`reason`: why none is known."""
     known = [flag for flag in flags if flag is not None]
     return proportion(sum(known), len(known), reason)
 
 
-def _cost_rows(events: Iterable[RequestedMigration]) -> tuple[CostRow, ...]:
+def _make_cost_rows(events: Iterable[RequestedMigration]) -> tuple[CostRow, ...]:
     served = [event for event in events if event.moved_s is not None]
     rows = []
     for low, end in zip(TURNS_LEFT, (*TURNS_LEFT[1:], None), strict=True):
         own = [event for event in served if event.turns_left >= low and (end is None or event.turns_left < end)]
         if own:
-            rows.append(_cost_row(own, low, end))
+            rows.append(_make_cost_row(own, low, end))
     return tuple(rows)
 
 
-def _cost_row(own: Sequence[RequestedMigration], low: int, end: int | None) -> CostRow:
+def _make_cost_row(own: Sequence[RequestedMigration], low: int, end: int | None) -> CostRow:
     recomputed = [event for event in own if event.outcome == "recomputed"]
-    lost = floats_or_nan(event.lost_tokens if event.outcome == "recomputed" else None for event in own)
-    took_s = floats_or_nan(event.transfer_s for event in own)
-    left = floats_or_nan(event.turns_left for event in own)
+    lost = convert_to_floats(event.lost_tokens if event.outcome == "recomputed" else None for event in own)
+    took_s = convert_to_floats(event.transfer_s for event in own)
+    left = convert_to_floats(event.turns_left for event in own)
     name = str(low) if end == low + 1 else f"{low}-{(end or 0) - 1}"
     none_left = unknown("no turns were left")
     return CostRow(
         turns_left=f"{low}+" if end is None else name,
         migrations=len(own),
         recomputed=len(recomputed),
-        lost_tokens=_mean_cost(lost),
-        lost_per_turn_left=_mean_cost(lost / left) if low else none_left,
-        first_byte_s=_mean_cost(floats_or_nan(event.first_byte_s for event in own)),
-        transfer_s=_mean_cost(took_s),
-        transfer_per_turn_left_s=_mean_cost(took_s / left) if low else none_left,
+        lost_tokens=_estimate_mean_cost(lost),
+        lost_per_turn_left=_estimate_mean_cost(lost / left) if low else none_left,
+        first_byte_s=_estimate_mean_cost(convert_to_floats(event.first_byte_s for event in own)),
+        transfer_s=_estimate_mean_cost(took_s),
+        transfer_per_turn_left_s=_estimate_mean_cost(took_s / left) if low else none_left,
     )
 
 
-def _mean_cost(values: Samples) -> Estimate:
+def _estimate_mean_cost(values: Samples) -> Estimate:
     """The mean of what cannot be below zero."""
     cost = mean(values)
     if cost.low is None:
@@ -338,9 +340,9 @@ def summarize_migrations(
         outcomes=_sum_counts(cell.outcomes for cell in cells),
         refused=_sum_counts(cell.refused for cell in cells),
         values=_measure_rates(label, by_trial, measurements),
-        costs=_cost_rows(events),
+        costs=_make_cost_rows(events),
         thrashed=tuple(dict.fromkeys(thrashed)),
-        why_none="" if events else _why_none(by_trial, parameters),
+        why_none="" if events else _explain_no_migration(by_trial, parameters),
     )
 
 
@@ -350,40 +352,43 @@ def _measure_rates(label: str, by_trial: Mapping[int, Migrations], measurements:
     events = [event for cell in by_trial.values() for event in cell.events]
     thrashed = (again for cell in by_trial.values() for again in cell.thrashed.values())
     triggered = collect_trials(
-        {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}, "no requests"
+        {trial: _measure_trigger_rate(cell, measurements) for trial, cell in by_trial.items()}, "no requests"
     )
     return {
-        "trigger_rate": level_interval(measurements.withhold(triggered, label), most=1.0),
-        "accuracy": _share_of_known((event.stayed_cool for event in events), why["accuracy"]),
-        "accuracy_next": _share_of_known((event.next_cool for event in events), why["accuracy_next"]),
-        "thrash_rate": _share_of_known(thrashed, why["thrash_rate"]),
+        "trigger_rate": estimate_level_interval(measurements.withhold(triggered, label), most=1.0),
+        "accuracy": _estimate_share_of_known((event.stayed_cool for event in events), why["accuracy"]),
+        "accuracy_next": _estimate_share_of_known((event.next_cool for event in events), why["accuracy_next"]),
+        "thrash_rate": _estimate_share_of_known(thrashed, why["thrash_rate"]),
         **{
-            f"waited_{name}_s": _waited_s(label, by_trial, name, measurements) for name in ("transferred", "recomputed")
+            f"waited_{name}_s": _measure_waited_s(label, by_trial, name, measurements)
+            for name in ("transferred", "recomputed")
         },
     }
 
 
-def _trigger_rate(cell: Migrations, measurements: Measurements) -> Trial | None:
+def _measure_trigger_rate(cell: Migrations, measurements: Measurements) -> Trial | None:
     asked = Counter(dict((event.pick.request.request, event.session) for event in cell.events).values())
-    top = floats_or_nan(asked[session] for session in cell.requests)
-    return measurements.ratio_of_rows(list(cell.requests), top, floats_or_nan(cell.requests.values()))
+    top = convert_to_floats(asked[session] for session in cell.requests)
+    return measurements.measure_ratio_of_rows(list(cell.requests), top, convert_to_floats(cell.requests.values()))
 
 
-def _waited_s(label: str, by_trial: Mapping[int, Migrations], outcome: str, measurements: Measurements) -> Estimate:
+def _measure_waited_s(
+    label: str, by_trial: Mapping[int, Migrations], outcome: str, measurements: Measurements
+) -> Estimate:
     waited = {
-        trial: mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
+        trial: measure_mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
         for trial, cell in by_trial.items()
     }
-    return mean_interval(measurements.withhold(collect_trials(waited, f"no migration was {outcome}"), label))
+    return estimate_mean_interval(measurements.withhold(collect_trials(waited, f"no migration was {outcome}"), label))
 
 
-def mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:
+def measure_mean_wait(events: Sequence[RequestedMigration], measurements: Measurements) -> Trial | None:
     """Mean time from the pick to the first byte of those that were served; None where none was."""
-    waited_s = floats_or_nan(event.waited_s for event in events)
-    return measurements.mean_of_rows([event.session for event in events], waited_s)
+    waited_s = convert_to_floats(event.waited_s for event in events)
+    return measurements.measure_mean_of_rows([event.session for event in events], waited_s)
 
 
-def _why_none(by_trial: Mapping[int, Migrations], parameters: Mapping[str, object]) -> str:
+def _explain_no_migration(by_trial: Mapping[int, Migrations], parameters: Mapping[str, object]) -> str:
     if "hot_tokens" not in parameters:
         return "the policy does not migrate"
     if parameters.get("migration") is False:

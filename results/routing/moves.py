@@ -9,7 +9,12 @@ from results.routing.logs import LogFacts, PendingSeries
 from results.routing.measurements import Measurements
 from results.routing.migrations import Migrations, PolicyMigrations, summarize_migrations
 from results.routing.read import LoadedCell
-from results.routing.recomputing import AgainstRecomputing, compare_with_arm, compare_with_recomputing, recomputing_arms
+from results.routing.recomputing import (
+    AgainstRecomputing,
+    compare_with_arm,
+    compare_with_recomputing,
+    find_recomputing_arms,
+)
 from results.routing.transfers import PolicyTransfers, summarize_transfers
 
 
@@ -59,7 +64,7 @@ def collect_moves(
     migrating = {label for label, own in migrations.items() if any(cell.events for cell in own.values())}
     arms = {
         label: compare_with_arm(label, other, migrations, measurements)
-        for label, other in recomputing_arms(cell.record for cell in cells).items()
+        for label, other in find_recomputing_arms(cell.record for cell in cells).items()
         if {label, other} <= migrating
     }
     transfers: list[PolicyTransfers] = []

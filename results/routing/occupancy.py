@@ -89,7 +89,7 @@ def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
     read = [cell.turns for cell in cells if cell.turns is not None]
     if not read:
         return Footprints({name: unknown("no turn records") for name in FOOTPRINT_POINTS}, None, UNREAD)
-    held = np.concatenate([_held_tokens(turns) for turns in read])
+    held = np.concatenate([_count_held_tokens(turns) for turns in read])
     points = percentiles(held, tuple(FOOTPRINT_POINTS.values()))
     return Footprints(
         tokens=dict(zip(FOOTPRINT_POINTS, points, strict=True)),
@@ -124,7 +124,9 @@ def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> t
 
 
 def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]) -> Deployment | None:
-    loads = [load for cell in cells if cell.turns is not None and (load := _decodes_at_once(cell.turns)) is not None]
+    loads = [
+        load for cell in cells if cell.turns is not None and (load := _measure_decodes_at_once(cell.turns)) is not None
+    ]
     sizes = [engine.kv_capacity_tokens for engine in cells[0].record.engines if engine.role != "prefill"]
     known = [size for size in sizes if size is not None]
     if not loads or not known or len(known) < len(sizes):
@@ -165,14 +167,14 @@ def _compute_occupancy(one: Deployment, point: str, size: float) -> Occupancy:
     )
 
 
-def _held_tokens(turns: Turns) -> Samples:
+def _count_held_tokens(turns: Turns) -> Samples:
     """Prompt as counted (as asked where the engine did not say) + output."""
     done = turns.completed
     prompts = np.where(np.isfinite(turns.prompt_tokens), turns.prompt_tokens, turns.input_tokens)
     return np.asarray((prompts + turns.output_tokens)[done], dtype=np.float64)
 
 
-def _decodes_at_once(turns: Turns) -> tuple[float, float] | None:
+def _measure_decodes_at_once(turns: Turns) -> tuple[float, float] | None:
     """Mean and p90 over time of the requests past their first token, while any request was in flight."""
     counts, lengths_s = count_in_flight_over_time(turns.first_s, turns.end_s)
     busy = count_in_flight_over_time(turns.send_s, turns.end_s)

@@ -14,14 +14,14 @@ from results.report.document import describe_engine
 from results.report.engine_gates import describe_gates
 from results.report.page import OpenQuestion, Page, PageAnswer, fit_page, split_judgements
 from results.routing.analyze import RoutingAnalysis
-from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.cautions import explain_no_verdict, find_stalls
 from results.routing.launch_noise import NAMED_EFFECT, Noise, fit_noise, plan_trials
 from results.routing.loads import join_load, strip_load
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.pairs import Standing
 from results.routing.verdicts import TRANSFER
 from results.statistics.blocks import TO_HALVE
-from results.statistics.judgement import Judgement, Outcome, few_launches, list_some
+from results.statistics.judgement import Judgement, Outcome, explain_few_launches, list_some
 from results.statistics.trials import MIN_PAIRED
 
 MOST_NAMED = 4
@@ -58,7 +58,7 @@ def _ask(analysis: RoutingAnalysis) -> str:
 
 def _describe_setting(analysis: RoutingAnalysis) -> tuple[str, ...]:
     facts = analysis.facts
-    few = why_no_verdict(analysis.trials)
+    few = explain_no_verdict(analysis.trials)
     brackets = "the 95 % spread of resampled sessions, on which no verdict rests" if few else "95 % intervals"
     scope = " Instances, router and client share its cores: the sizes say nothing about a GPU."
     return (
@@ -101,7 +101,7 @@ def _rank_metrics(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAnsw
     """An answer where one policy is better than every other, or one for all where the run ranks none."""
     if not analysis.standings:
         return [], []
-    if why_no_verdict(analysis.trials) or len(analysis.labels) < 2:
+    if explain_no_verdict(analysis.trials) or len(analysis.labels) < 2:
         return _leave_unranked(analysis, remedy)
     if len(analysis.loads) > 1:
         return _rank_under_loads(analysis, remedy)
@@ -119,7 +119,7 @@ def _leave_unranked(analysis: RoutingAnalysis, remedy: str) -> tuple[list[PageAn
     """What was measured in one sentence: a run that ranks no policy has no answer per metric."""
     shown = [f"{row.title} {row.best} {_describe_value(row)}" for row in analysis.standings]
     answer = PageAnswer("Best of this run", "no verdict", f"{'; '.join(shown)}.", HEADLINE_FIGURE)
-    why = few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
+    why = explain_few_launches(analysis.trials, "policy").partition(";")[0] or "one policy was measured"
     return [answer], [OpenQuestion("Which policy is best", f"no policy is ranked: {why}.", remedy, HEADLINE_FIGURE)]
 
 
@@ -143,7 +143,7 @@ def _answer_overall(rows: Sequence[Standing], name: str) -> PageAnswer:
     behind = sum(len(row.behind) for row in rows)
     which = f"on {len(alone) or 'none'} of {len(rows)} metrics"
     if alone and alone[0].load:
-        which += f" ({'; '.join(f'{metric_named(row.metric).title}: {row.best}' for row in alone)})"
+        which += f" ({'; '.join(f'{find_metric(row.metric).title}: {row.best}' for row in alone)})"
     without = f" ({unjudged} have no interval and count as not distinguishable)" if unjudged else ""
     text = (
         f"{which} one policy is distinguishably better than every other; distinguishable: {behind} of "
@@ -161,7 +161,7 @@ def _name_those_behind(rows: Sequence[Standing]) -> str:
 
 
 def _describe_best(row: Standing) -> str:
-    metric = metric_named(row.metric)
+    metric = find_metric(row.metric)
     value = metric.format_value(row.value)
     if row.value.low is None:
         value += f" (no interval: {row.value.reason or 'one number per trial'})"
@@ -179,7 +179,7 @@ def _describe_behind(row: Standing) -> str:
 
 def _describe_value(row: Standing) -> str:
     """Without its spread, which the table beside it shows."""
-    return metric_named(row.metric).format_value(replace(row.value, low=None, high=None))
+    return find_metric(row.metric).format_value(replace(row.value, low=None, high=None))
 
 
 def _describe_remedy(analysis: RoutingAnalysis, noise: Noise | str) -> str:

@@ -10,8 +10,13 @@ from itertools import combinations
 from results.measures import latency
 from results.records.estimate import Estimate, unknown
 from results.routing.loads import Load, join_load
-from results.routing.measurements import Measurements, level_interval, mean_interval, ratio_interval
-from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
+from results.routing.measurements import (
+    Measurements,
+    estimate_level_interval,
+    estimate_mean_interval,
+    estimate_ratio_interval,
+)
+from results.routing.metrics import HEADLINE, Metric, find_metric, list_metrics
 from results.statistics.blocks import Together
 from results.statistics.estimates import ALL_AGREE
 from results.statistics.judgement import Verdict, judged
@@ -131,7 +136,7 @@ class Standing:
     @property
     def title(self) -> str:
         """The metric, and its load where a run has several."""
-        return join_load(metric_named(self.metric).title, self.load)
+        return join_load(find_metric(self.metric).title, self.load)
 
     @property
     def others(self) -> int:
@@ -144,14 +149,14 @@ class Standing:
         return bool(self.behind) and not self.level and not self.unjudged
 
 
-def order_of(label: str, policy: str) -> tuple[int, str]:
+def make_sort_key(label: str, policy: str) -> tuple[int, str]:
     """Sort key of a label."""
     return (ORDER.index(policy) if policy in ORDER else len(ORDER)), label
 
 
-def value_of(measurements: Measurements, label: str, metric: Metric) -> Estimate:
+def estimate_metric(measurements: Measurements, label: str, metric: Metric) -> Estimate:
     """The metric of one label: the mean over its trials, with its interval."""
-    return level_interval(measurements.get(label, metric), most=1.0 if metric.unit == "share" else math.inf)
+    return estimate_level_interval(measurements.get(label, metric), most=1.0 if metric.unit == "share" else math.inf)
 
 
 def compare_labels(
@@ -161,20 +166,20 @@ def compare_labels(
     return tuple(
         compare_two(measurements, second, first, metric)
         for first, second in combinations(labels, 2)
-        for metric in (all_metrics() if metrics is None else metrics)
+        for metric in (list_metrics() if metrics is None else metrics)
     )
 
 
 def compare_two(measurements: Measurements, first: str, second: str, metric: Metric) -> Pair:
     """One metric of two labels."""
     measured = measurements.difference(first, second, metric)
-    difference = mean_interval(measured)
+    difference = estimate_mean_interval(measured)
     tested, ratio, verdict = measured, None, judged(difference)
     if metric.is_time:
         tested = measurements.log_ratio(first, second, metric)
-        ratio = ratio_interval(tested)
+        ratio = estimate_ratio_interval(tested)
         verdict = judged(ratio, 1.0)
-    base = value_of(measurements, second, metric)
+    base = estimate_metric(measurements, second, metric)
     common: tuple[int | None, int | None] = (None, None)
     if metric.series in latency.METRICS:
         common = measurements.common_turns(first, second, metric.series)
@@ -184,7 +189,7 @@ def compare_two(measurements: Measurements, first: str, second: str, metric: Met
     return Pair(metric.name, first, second, difference, base, relative, verdict, *common, p, ratio, above, below)
 
 
-def pair_of(pairs: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
+def find_pair(pairs: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
     """A metric of first against second, whichever way round the pair was formed; None where there is none."""
     for row in pairs:
         if row.metric == name and {row.first, row.second} == {first, second} and first != second:
@@ -192,11 +197,11 @@ def pair_of(pairs: Sequence[Pair], first: str, second: str, name: str) -> Pair |
     return None
 
 
-def difference_of(pairs: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
+def find_difference(pairs: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
     """first - second of a metric, whichever way round the pair was formed; unknown where there is none."""
     if not first or not second:
         return unknown("one of the two was not run")
-    row = pair_of(pairs, first, second, name)
+    row = find_pair(pairs, first, second, name)
     return unknown("the two were not compared") if row is None else row.difference
 
 
@@ -207,8 +212,8 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
             series,
             second,
             first,
-            mean_interval(measurements.turn_by_turn(second, first, series, "median")),
-            level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
+            estimate_mean_interval(measurements.turn_by_turn(second, first, series, "median")),
+            estimate_level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
         )
         for first, second in combinations(labels, 2)
         for series in latency.METRICS
@@ -217,12 +222,12 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
 
 def rank_labels(measurements: Measurements, loads: Sequence[Load]) -> tuple[Standing, ...]:
     """Who is best under each load on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_rank_by_metric(measurements, load, metric_named(name)) for load in loads for name in HEADLINE)
+    rows = (_rank_by_metric(measurements, load, find_metric(name)) for load in loads for name in HEADLINE)
     return tuple(row for row in rows if row is not None)
 
 
 def _rank_by_metric(measurements: Measurements, load: Load, metric: Metric) -> Standing | None:
-    values = {label: value_of(measurements, label, metric) for label in load.labels}
+    values = {label: estimate_metric(measurements, label, metric) for label in load.labels}
     known = {label: estimate.value for label, estimate in values.items() if estimate.value is not None}
     if not known:
         return None

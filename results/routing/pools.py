@@ -15,7 +15,7 @@ import numpy as np
 
 from results.records.estimate import Estimate
 from results.records.turns import RoutedEngine
-from results.routing.measurements import Measurements, collect_trials, level_interval, one_per_trial
+from results.routing.measurements import Measurements, collect_trials, estimate_level_interval, make_trial_of_number
 from results.routing.occupancy import WALL
 from results.routing.read import LoadedCell
 from results.statistics.estimates import Samples
@@ -74,23 +74,25 @@ def _measure_pool(
     cells: Mapping[int, LoadedCell],
     measurements: Measurements,
 ) -> InstancePool:
-    used = {trial: used_together(cell, role) for trial, cell in cells.items()}
+    used = {trial: measure_pool_usage(cell, role) for trial, cell in cells.items()}
     single = {
-        trial: np.array([float(share >= WALL) for _, _, share in _used_samples(cell, role)])
+        trial: np.array([float(share >= WALL) for _, _, share in _list_used_samples(cell, role)])
         for trial, cell in cells.items()
     }
-    counts = {trial: _token_counts(cell, role) for trial, cell in cells.items()}
+    counts = {trial: _sum_token_counts(cell, role) for trial, cell in cells.items()}
 
     def estimate_samples(samples: Mapping[int, Samples], compute: Callable[[Samples], float]) -> Estimate:
         by_trial = {
-            trial: one_per_trial(float(compute(own)), int(own.size)) for trial, own in samples.items() if own.size
+            trial: make_trial_of_number(float(compute(own)), int(own.size))
+            for trial, own in samples.items()
+            if own.size
         }
-        return level_interval(measurements.withhold(collect_trials(by_trial, NO_SAMPLE), label), 1.0)
+        return estimate_level_interval(measurements.withhold(collect_trials(by_trial, NO_SAMPLE), label), 1.0)
 
     def estimate_tokens(compute: Callable[[Mapping[str, float | None]], float | None], most: float) -> Estimate:
         values = {trial: compute(own) for trial, own in counts.items()}
-        by_trial = {trial: one_per_trial(value) for trial, value in values.items() if value is not None}
-        return level_interval(measurements.withhold(collect_trials(by_trial, NO_SOURCE), label), most)
+        by_trial = {trial: make_trial_of_number(value) for trial, value in values.items() if value is not None}
+        return estimate_level_interval(measurements.withhold(collect_trials(by_trial, NO_SOURCE), label), most)
 
     values = {
         "kv_mean": estimate_samples(used, np.mean),
@@ -99,12 +101,15 @@ def _measure_pool(
         "over_wall_share": estimate_samples(single, np.mean),
         "prompt_tokens": estimate_tokens(lambda own: own["prompt_tokens"], math.inf),
         "external_tokens": estimate_tokens(lambda own: own["external_kv_transfer"], math.inf),
-        **{share: estimate_tokens(partial(_share_of_source, source=source), 1.0) for share, source in SOURCES.items()},
+        **{
+            share: estimate_tokens(partial(_compute_share_of_source, source=source), 1.0)
+            for share, source in SOURCES.items()
+        },
     }
     return InstancePool(label, role, name_deployment(engines), sum(engine.role == role for engine in engines), values)
 
 
-def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
+def _list_used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
     """(second, instance, share of KV in use) of the role's instances while the replay ran."""
     record = cell.record
     names = {engine.instance for engine in record.engines if engine.role == role}
@@ -115,17 +120,17 @@ def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
     ]
 
 
-def used_together(cell: LoadedCell, role: str) -> Samples:
+def measure_pool_usage(cell: LoadedCell, role: str) -> Samples:
     """Share of the pool's KV in use, one value per second of the replay in which all of its instances reported it."""
     instances = sum(engine.role == role for engine in cell.record.engines)
     at: dict[int, dict[str, float]] = {}
-    for second, instance, share in _used_samples(cell, role):
+    for second, instance, share in _list_used_samples(cell, role):
         at.setdefault(second, {})[instance] = share
     whole = [float(np.mean(list(own.values()))) for _, own in sorted(at.items()) if len(own) == instances]
     return np.array(whole, dtype=np.float64)
 
 
-def _token_counts(cell: LoadedCell, role: str) -> dict[str, float | None]:
+def _sum_token_counts(cell: LoadedCell, role: str) -> dict[str, float | None]:
     """Summed over the pool, by source and in all; None where one instance's counter was not read."""
     own = [engine for engine in cell.record.engines if engine.role == role]
     counts = {source: [engine.prompt_tokens_by_source.get(source) for engine in own] for source in SOURCES.values()}
@@ -133,7 +138,7 @@ def _token_counts(cell: LoadedCell, role: str) -> dict[str, float | None]:
     return {name: None if None in each else sum(count or 0.0 for count in each) for name, each in counts.items()}
 
 
-def _share_of_source(counts: Mapping[str, float | None], *, source: str) -> float | None:
+def _compute_share_of_source(counts: Mapping[str, float | None], *, source: str) -> float | None:
     known = [counts[name] for name in SOURCES.values()]
     total = sum(count or 0.0 for count in known)
     return None if None in known or not total else (counts[source] or 0.0) / total

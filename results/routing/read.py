@@ -14,8 +14,8 @@ from results.measures.turns import Turns, read_turns
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
-from results.records.frames import Gap, artifact_name, read_record, verified_bytes
-from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
+from results.records.frames import Gap, name_artifact, read_record, read_verified_bytes
+from results.records.layout import RunLayout, TrialLayout, list_trial_layouts, sha256
 from results.records.routing_cells import PickCounts, decode_breakdown
 from results.records.rows import decode_rows
 from results.records.turns import CELL_UPGRADES, CELL_VERSION, EngineSample, RoutingCell
@@ -82,7 +82,7 @@ def load_cells(
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
     unchanged = _list_unchanged(root, variation)
-    for layout in trial_layouts(root):
+    for layout in list_trial_layouts(root):
         record = _read_record(layout.cell)
         if isinstance(record, Gap):
             gaps.append(record)
@@ -109,15 +109,15 @@ def _load_artifacts(layout: TrialLayout, record: RoutingCell, *, with_samples: b
     picks, pick_gaps = _read_picks(layout, record)
     samples, sample_gaps = read_rows(layout.engines, EngineSample, record) if with_samples else ((), ())
     missing = [
-        Gap(artifact_name(path), "is missing")
+        Gap(name_artifact(path), "is missing")
         for path in (layout.config, layout.summary, layout.breakdown, layout.apc, layout.gpu_util)
         if not path.is_file()
     ]
     gaps = (*turn_gaps, *pick_gaps, *sample_gaps, *missing)
-    return LoadedCell(record, own_cache(turns, picks, record), picks, samples, artifact_name(layout.cell), gaps)
+    return LoadedCell(record, keep_own_cache(turns, picks, record), picks, samples, name_artifact(layout.cell), gaps)
 
 
-def own_cache(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> Turns | None:
+def keep_own_cache(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> Turns | None:
     """The turns, without cached tokens where prompts were handed over: a decode instance reports those as cached."""
     handed_over = picks.handovers if picks is not None else hides_transfers(picks, record)
     return turns.without("cached_tokens") if turns is not None and handed_over else turns
@@ -169,14 +169,14 @@ def _sort_by_name(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def number_or_none(value: object) -> float | None:
+def read_number_or_none(value: object) -> float | None:
     """The number in a parameter or a record's field; a bool is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
-        return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
+        return Gap(name_artifact(path), "is missing: the cell was not finished and is not counted")
     record = read_record(path, RoutingCell, CELL_VERSION, CELL_UPGRADES)
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
@@ -207,7 +207,7 @@ def _decode_picks(path: Path) -> tuple[PickCounts | None, tuple[Gap, ...]]:
         why = str(error)
     except (OSError, *DAMAGED_JSON):
         pass
-    return picks, (Gap(artifact_name(path), f"{why}; counted from the decision log"),) if picks is None else ()
+    return picks, (Gap(name_artifact(path), f"{why}; counted from the decision log"),) if picks is None else ()
 
 
 def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
@@ -221,17 +221,17 @@ def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
             why = "differs from the checksum its cell was finished with"
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-    return (Gap(artifact_name(path), why),)
+    return (Gap(name_artifact(path), why),)
 
 
 def read_rows(
     path: Path, kind: type[_Row], record: RoutingCell | None = None
 ) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
     """The rows of a JSON lines file. `record`: of its cell, with the file's checksum."""
-    raw = verified_bytes(path, None if record is None else record.checksums.get(path.name))
+    raw = read_verified_bytes(path, None if record is None else record.checksums.get(path.name))
     if isinstance(raw, Gap):
         return (), (raw,)
     try:
         return decode_rows(raw, kind), ()
     except DAMAGED_JSON as error:
-        return (), (Gap(artifact_name(path), f"is damaged: {error}"),)
+        return (), (Gap(name_artifact(path), f"is damaged: {error}"),)

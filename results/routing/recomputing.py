@@ -24,10 +24,16 @@ from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.records.turns import RoutingCell
 from results.routing.loads import load_of
-from results.routing.measurements import Measurements, collect_trials, log_of_ratio, mean_interval, ratio_interval
-from results.routing.metrics import metric_named
-from results.routing.migrations import Migrations, mean_wait, pending_at
-from results.statistics.estimates import Ranks, Samples, floats_or_nan
+from results.routing.measurements import (
+    Measurements,
+    collect_trials,
+    compute_log_of_ratio,
+    estimate_mean_interval,
+    estimate_ratio_interval,
+)
+from results.routing.metrics import find_metric
+from results.routing.migrations import Migrations, count_pending_at, measure_mean_wait
+from results.statistics.estimates import Ranks, Samples, convert_to_floats
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import Draws, Trial, combine
 
@@ -148,12 +154,12 @@ class AgainstRecomputing:
 NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without_kv_s", "difference_s")
 
 
-def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
+def find_recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
     """Labels that move KV, to the label that differs in moving none and in nothing else."""
     return _pair_arms(records, {True: True, False: False}, MOVES_KV, RESERVED_OUTPUT)
 
 
-def knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
+def find_knowing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
     """Labels that reserve KV for the known output length, to the label that differs in reserving none."""
     return _pair_arms(records, {KNOWN: True, 0: False}, RESERVED_OUTPUT, MOVES_KV)
 
@@ -184,22 +190,25 @@ def compare_with_arm(
     moving, recomputing = (
         measurements.withhold(
             collect_trials(
-                {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
+                {
+                    trial: measure_mean_wait(cell.events, measurements)
+                    for trial, cell in migrations.get(name, {}).items()
+                },
                 f"no migrated turn of {name} was served",
             ),
             name,
         )
         for name in (label, other)
     )
-    ratio = ratio_interval(combine(log_of_ratio, moving, recomputing))
+    ratio = estimate_ratio_interval(combine(compute_log_of_ratio, moving, recomputing))
     return AgainstArm(
         other=other,
         migrated=sum(one.n for one in moving.trials.values()),
         other_migrated=sum(one.n for one in recomputing.trials.values()),
-        with_kv_s=mean_interval(moving),
-        without_kv_s=mean_interval(recomputing),
+        with_kv_s=estimate_mean_interval(moving),
+        without_kv_s=estimate_mean_interval(recomputing),
         ratio=ratio,
-        every_turn=ratio_interval(measurements.log_ratio(label, other, metric_named("ttft_mean_s"))),
+        every_turn=estimate_ratio_interval(measurements.log_ratio(label, other, find_metric("ttft_mean_s"))),
         verdict=judged(ratio, 1.0),
     )
 
@@ -211,7 +220,7 @@ def find_prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
         outcome, decision = record.outcome, record.decision
         if outcome is None or outcome.status != "ok" or outcome.transfer is not None or decision.prefill:
             continue
-        pending = pending_at(record, decision.instance)
+        pending = count_pending_at(record, decision.instance)
         if None in (outcome.first_byte_s, outcome.prompt_tokens, outcome.cached_tokens, pending):
             continue
         computed = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0)
@@ -227,7 +236,7 @@ def find_transferred_turns(records: Iterable[DecisionRecord]) -> tuple[Transferr
         if outcome is None or outcome.transfer is None or outcome.transfer.purpose != "migration":
             continue
         took, came = transfer_s(outcome.transfer), outcome.transfer.external_tokens
-        pending = pending_at(record, record.decision.instance)
+        pending = count_pending_at(record, record.decision.instance)
         if not came or None in (took, pending, outcome.first_byte_s, outcome.prompt_tokens, outcome.cached_tokens):
             continue
         uncached = (outcome.prompt_tokens or 0) - max((outcome.cached_tokens or 0) - came, 0)
@@ -252,10 +261,10 @@ def compare_with_recomputing(
     why = why or "no migration brought KV whose tokens are counted"
     fitted = {trial: times for trial, times in computed.items() if not isinstance(times, str)}
     by_name = {name: collect_trials({trial: times[name] for trial, times in fitted.items()}, why) for name in NAMES}
-    values = {name: mean_interval(measurements.withhold(one, label)) for name, one in by_name.items()}
+    values = {name: estimate_mean_interval(measurements.withhold(one, label)) for name, one in by_name.items()}
     fits = tuple(describe_fit(*own[trial]) for trial in fitted)
     values["difference_s"] = _widen_by_error(values["difference_s"], fits)
-    withheld = why_withheld(fits)
+    withheld = explain_withheld(fits)
     verdict = None if withheld else judged(values["difference_s"])
     return AgainstRecomputing(label, **values, verdict=verdict, fits=fits, withheld=withheld, arm=arm)
 
@@ -268,7 +277,7 @@ def _widen_by_error(difference: Estimate, fits: Sequence[Fit]) -> Estimate:
     return replace(difference, low=difference.low - error_s, high=difference.high + error_s)
 
 
-def why_withheld(fits: Sequence[Fit]) -> str:
+def explain_withheld(fits: Sequence[Fit]) -> str:
     """Why these fits carry no verdict; empty where they may."""
     if not fits:
         return ""
@@ -284,7 +293,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
 
 def describe_fit(computed: Sequence[Prefill], moved: Sequence[TransferredTurn]) -> Fit:
     """Describe the least squares of `fit_times` for one cell with MIN_FIT turns or more."""
-    tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
+    tokens, pending, took_s = (_read_column(computed, name) for name in PREFILL_COLUMNS)
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]
     spread = float(((took_s - took_s.mean()) ** 2).sum())
@@ -318,10 +327,10 @@ def fit_times(
             fitted.append(_fit_draws(computed, moved, group, weights))
         return fitted[0]
 
-    def draws_of(name: str) -> Draws:
+    def make_draws_of(name: str) -> Draws:
         return measurements.replicate_rows(sessions, lambda group, weights: fit_draws(group, weights)[name])
 
-    return {name: Trial(float(whole[name][0]), len(moved), draws_of(name)) for name in NAMES}
+    return {name: Trial(float(whole[name][0]), len(moved), make_draws_of(name)) for name in NAMES}
 
 
 def _fit_draws(
@@ -329,7 +338,7 @@ def _fit_draws(
 ) -> Mapping[str, Samples]:
     """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
     first, second = group[: len(computed)], group[len(computed) :]
-    tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
+    tokens, pending, took_s = (_read_column(computed, name) for name in PREFILL_COLUMNS)
     middle = float(tokens.mean()), float(pending.mean()), float(took_s.mean())  # squares of large numbers lose digits
     x, p, y = tokens - middle[0], pending - middle[1], took_s - middle[2]
 
@@ -348,7 +357,7 @@ def _fit_draws(
         per_pending = np.where(pp > 0, (py - per_token * xp) / pp, 0.0)
         count = summed(np.ones(len(moved)), second)
         came, spent, uncached, waiting, seen = (
-            summed(_column_of(moved, name), second) / count
+            summed(_read_column(moved, name), second) / count
             for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "first_byte_s")
         )
         base = middle[2] + sy - per_token * (sx + middle[0]) - per_pending * (sp + middle[1])
@@ -363,5 +372,5 @@ def _fit_draws(
     }
 
 
-def _column_of(rows: Sequence[Prefill] | Sequence[TransferredTurn], name: str) -> Samples:
-    return floats_or_nan(getattr(row, name) for row in rows)
+def _read_column(rows: Sequence[Prefill] | Sequence[TransferredTurn], name: str) -> Samples:
+    return convert_to_floats(getattr(row, name) for row in rows)

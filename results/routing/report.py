@@ -7,8 +7,8 @@ from results.records.percent import format_percent
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.routing.analyze import RoutingAnalysis
-from results.routing.cautions import describe_spread, find_stalls, why_no_verdict
-from results.routing.metrics import metric_named
+from results.routing.cautions import describe_spread, explain_no_verdict, find_stalls
+from results.routing.metrics import find_metric
 from results.routing.pairs import Standing
 from results.routing.tables import build_tables
 from results.statistics.estimates import LEVEL
@@ -23,7 +23,7 @@ def describe_opening(analysis: RoutingAnalysis) -> str:
     """What was measured, how to read the numbers, and what they say."""
     facts = analysis.facts
     where = describe_engine(facts)
-    few = why_no_verdict(analysis.trials)
+    few = explain_no_verdict(analysis.trials)
     hold = f"the {format_percent(LEVEL)} {SPREAD}" if few else f"{format_percent(LEVEL)} intervals"
     stalled = ", ".join(f"{stall.label} in trial {stall.trial}" for stall in find_stalls(analysis.cells))
     sentences = [
@@ -49,7 +49,7 @@ def _describe_trace(analysis: RoutingAnalysis) -> str:
 
 def describe_verdict(analysis: RoutingAnalysis) -> str:
     """Which policy wins, said no more strongly than the intervals allow: with fewer than three trials, none."""
-    few = why_no_verdict(analysis.trials)
+    few = explain_no_verdict(analysis.trials)
     if few:
         return few
     comparisons = sum(len(row.behind) + len(row.level) for row in analysis.standings)
@@ -78,7 +78,7 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 def _name_leader(row: Standing) -> str:
     level = len(row.level) + len(row.unjudged)
     shared = f", not distinguishable from {level} of {row.others} others" if level else ", the only one"
-    return f"{row.title} {row.best} ({metric_named(row.metric).format_value(row.value)}{shared})"
+    return f"{row.title} {row.best} ({find_metric(row.metric).format_value(row.value)}{shared})"
 
 
 def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:

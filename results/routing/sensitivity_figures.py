@@ -14,15 +14,15 @@ from results.records.estimate import unknown
 from results.records.percent import format_percent
 from results.report.figure import Figure, has_values
 from results.report.ink import sheet
-from results.report.marks import draw_grid, grid_values
+from results.report.marks import draw_grid, pivot_grid_values
 from results.routing.analyze import RoutingAnalysis
-from results.routing.cautions import why_no_verdict
+from results.routing.cautions import explain_no_verdict
 from results.routing.figure_kinds import FigureData, FigureKind, describe_trials
 from results.routing.loads import TOP_SESSIONS, Load, strip_load
-from results.routing.metrics import metric_named
-from results.routing.pairs import pair_of
+from results.routing.metrics import find_metric
+from results.routing.pairs import find_pair
 from results.routing.shown import describe_bars, estimate_columns, name_units
-from results.statistics.estimates import LEVEL, Samples, holm
+from results.statistics.estimates import LEVEL, Samples, correct_by_holm
 from results.statistics.judgement import Outcome
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def collect_thresholds(analysis: RoutingAnalysis) -> FigureData | str:
         for one in analysis.settings
     ]
     table = pd.DataFrame(rows)
-    few = why_no_verdict(analysis.trials)
+    few = explain_no_verdict(analysis.trials)
     calm = not (table[table["metric"] == "thrash_rate"]["value"] > 0).any()
     gate = (
         "It is 0 by construction: EAR's cooldown gate refuses such a migration, so it checks the gate and says nothing "
@@ -75,12 +75,12 @@ def draw_thresholds(figure: Figure) -> Drawing:
     drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot), figure.title)
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table["metric"] == name]
-        scale = 100.0 if name in _RATES else metric_named(name).scale
+        scale = 100.0 if name in _RATES else find_metric(name).scale
         grid = _make_grid(rows, ("hot_tokens", "cooldown_s"), (hot, cool))
         labels = ([f"{value:g}" for value in hot], [f"{value:g}" for value in cool])
         draw_grid(axes, scale * grid["value"], _describe_cells(grid, scale, counted=name in _COUNTED), labels)
         by_gate = ", 0 by construction" if name == "thrash_rate" and not (grid["value"] > 0).any() else ""
-        title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
+        title = _RATES.get(name) or f"{find_metric(name).title} ({find_metric(name).shown_unit})"
         axes.set_title(f"{title}{by_gate}", loc="left")
         axes.set_xlabel("cooldown (s)")
     drawing.axes[0].set_ylabel("hot above (pending tokens)")
@@ -102,7 +102,7 @@ def collect_loads(analysis: RoutingAnalysis) -> FigureData | str:
         f"Each policy under each load; only policies under the same load are compared. Of the input, "
         f"{format_percent(TOP_SESSIONS)} of the sessions have {listed}. Over EAR's: the ratio of TTFT p90 inside the "
         f"trials, above 1 is slower than EAR. {judged}{name_units(OF_LOADS)}{describe_bars(table, 'Brackets')}"
-        f"{describe_trials(analysis)} {why_no_verdict(analysis.trials)}"
+        f"{describe_trials(analysis)} {explain_no_verdict(analysis.trials)}"
     )
     return FigureData(table, caption.strip())
 
@@ -114,7 +114,7 @@ def _load_rows(analysis: RoutingAnalysis, load: Load) -> Iterator[dict[str, obje
         for name in OF_LOADS:
             yield own | {"metric": name} | estimate_columns(analysis.value(label, name))
         if len(ear) == 1 and label != ear[0]:
-            pair = pair_of(analysis.pairs, label, ear[0], "ttft_p90_s")
+            pair = find_pair(analysis.pairs, label, ear[0], "ttft_p90_s")
             ratio = unknown("not compared") if pair is None or pair.ratio is None else pair.ratio
             yield own | {"metric": OVER_EAR, "p": None if pair is None else pair.p_value} | estimate_columns(ratio)
 
@@ -128,7 +128,7 @@ def _judge_over_ear(table: pd.DataFrame) -> tuple[pd.Series[str], str]:
     verdicts = pd.Series("", index=table.index)
     if ratios.empty or ratios["p"].isna().all():
         return verdicts, ""
-    corrected = holm(ratios["p"].astype(float).fillna(1.0).tolist())
+    corrected = correct_by_holm(ratios["p"].astype(float).fillna(1.0).tolist())
     for index, value, p in zip(ratios.index, ratios["value"], corrected, strict=True):
         if p <= 1 - LEVEL:
             verdicts[index] = "slower" if value > 1 else "faster"
@@ -146,21 +146,21 @@ def draw_loads(figure: Figure) -> Drawing:
     for axes, name in zip(drawing.subplots(len(names), 1, squeeze=False)[:, 0], names, strict=True):
         rows = table[table["metric"] == name]
         own = [policy for policy in policies if policy in set(rows["policy"])]
-        scale = 1.0 if name == OVER_EAR else metric_named(name).scale
+        scale = 1.0 if name == OVER_EAR else find_metric(name).scale
         grid = _make_grid(rows, ("policy", "load"), (own, loads))
         words = _describe_cells(grid, scale)
         for row in rows[rows["verdict"] != ""].itertuples():
             words[own.index(row.policy), loads.index(row.load)] += f"\n{row.verdict}"
         draw_grid(axes, scale * grid["value"], words, (own, loads))
-        axes.set_title("TTFT p90 over EAR's" if name == OVER_EAR else metric_named(name).heading, loc="left")
+        axes.set_title("TTFT p90 over EAR's" if name == OVER_EAR else find_metric(name).heading, loc="left")
     return drawing
 
 
 def _make_grid(
     rows: pd.DataFrame, axes: tuple[str, str], ticks: tuple[Sequence[object], Sequence[object]]
 ) -> dict[str, Samples]:
-    """Value, bounds and n over the grid, as `grid_values` has each."""
-    return {name: grid_values(rows, name, axes, ticks) for name in ("value", "low", "high", "n")}
+    """Value, bounds and n over the grid, as `pivot_grid_values` has each."""
+    return {name: pivot_grid_values(rows, name, axes, ticks) for name in ("value", "low", "high", "n")}
 
 
 def _describe_cells(grid: Mapping[str, Samples], scale: float, *, counted: bool = False) -> dict[tuple[int, int], str]:
@@ -194,7 +194,7 @@ def collect_conditional(analysis: RoutingAnalysis) -> FigureData:
     caption = (
         "Each claim at the model's own values, and with one coefficient or trait of the load changed at a time. The "
         f"claims of one variation are corrected together. {describe_trials(analysis)} "
-        f"{why_no_verdict(analysis.trials)}"
+        f"{explain_no_verdict(analysis.trials)}"
     )
     return FigureData(pd.DataFrame(rows), caption.strip())
 
@@ -203,7 +203,7 @@ def draw_conditional(figure: Figure) -> Drawing:
     """A row per variation, a column per claim."""
     table = figure.table
     claims, variations = (list(dict.fromkeys(table[axis])) for axis in ("claim", "variation"))
-    values = grid_values(table, "value", ("variation", "claim"), (variations, claims))
+    values = pivot_grid_values(table, "value", ("variation", "claim"), (variations, claims))
     words = {(variations.index(row.variation), claims.index(row.claim)): str(row.outcome) for row in table.itertuples()}
     drawing = sheet(2.6 + 1.25 * len(claims), 1.4 + 0.3 * len(variations), figure.title)
     axes = drawing.subplots()

@@ -13,7 +13,7 @@ from results.records.percent import format_percent
 from results.report.table import NOT_MEASURED, Column, Table, make_table
 from results.routing.analyze import RoutingAnalysis
 from results.routing.measurements import RESAMPLED
-from results.routing.metrics import Metric, metric_named
+from results.routing.metrics import Metric, find_metric
 from results.routing.pairs import Pair
 from results.statistics.estimates import BINOMIAL, LEVEL
 from results.statistics.judgement import judged
@@ -43,21 +43,21 @@ POLICY: Column[str] = Column("policy", str)
 """First column of a table with a row per label."""
 
 
-def metric_column(analysis: RoutingAnalysis, name: str, heading: str = "") -> Column[str]:
+def make_metric_column(analysis: RoutingAnalysis, name: str, heading: str = "") -> Column[str]:
     """A metric of each label, with its interval. `heading`: empty = the metric's own."""
-    metric = metric_named(name)
+    metric = find_metric(name)
     return Column(heading or metric.heading, lambda label: analysis.value(label, name), digits=3, scale=metric.scale)
 
 
-def percent_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
+def make_percent_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
     return Column(name, value, "%", 3, 100)
 
 
-def ms_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
+def make_ms_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
     return Column(name, value, "ms", 3, 1e3)
 
 
-def table_with_cut_note(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], note: str = "") -> Table:
+def make_table_with_cut_note(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], note: str = "") -> Table:
     """As `make_table`; the note says where one of its intervals was cut at zero."""
     values = (column.value(row) for row in rows for column in columns)
     note += note_cut(value for value in values if isinstance(value, Estimate))
@@ -72,7 +72,7 @@ def note_cut(estimates: Iterable[Estimate]) -> str:
     return ""
 
 
-def basis_or_reason(estimate: Estimate) -> str | None:
+def state_basis_or_reason(estimate: Estimate) -> str | None:
     """What its interval holds, or why there is none."""
     return estimate.basis or estimate.reason or None
 
@@ -136,7 +136,7 @@ def describe_bars(table: pd.DataFrame, marks: str = "Bars") -> str:
 def name_units(names: Iterable[str]) -> str:
     """What a caption says of the units of these metrics: `In ms: TTFT p50, TTFT p90; in %: APC. `"""
     by_unit: dict[str, list[str]] = {}
-    for metric in map(metric_named, names):
+    for metric in map(find_metric, names):
         by_unit.setdefault(metric.shown_unit or "x", []).append(metric.title)
     texts = "; ".join(f"in {unit}: {', '.join(titles)}" for unit, titles in by_unit.items())
     return f"{texts[:1].upper()}{texts[1:]}. "

@@ -44,7 +44,7 @@ class Setting:
     """What was measured for it."""
 
 
-def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
+def name_ear_part(policy: str, parameters: Mapping[str, object]) -> str:
     """FULL, AFFINITY_ONLY or MIGRATION_ONLY; empty for anything else."""
     if policy != EAR:
         return ""
@@ -53,7 +53,7 @@ def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
     return parts.get((affinity, migration), "")
 
 
-def end_to_end_rows(
+def make_end_to_end_rows(
     policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]], even: Collection[str] = ()
 ) -> tuple[SpecifiedRow, ...]:
     """Table 5.2; `policies` (label to policy) in the order of tables. `even`: labels with as many instances to prefill
@@ -62,27 +62,27 @@ def end_to_end_rows(
     for name, policy in BASELINES.items():
         labels = [label for label, own in policies.items() if own == policy]
         specified = [label for label in labels if label in even]
-        rows.append(_specified_row(name, labels, specified if len(specified) == 1 else []))
-    return (*rows, ablation_rows(policies, parameters)[-1])
+        rows.append(_make_specified_row(name, labels, specified if len(specified) == 1 else []))
+    return (*rows, make_ablation_rows(policies, parameters)[-1])
 
 
-def ablation_rows(
+def make_ablation_rows(
     policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]
 ) -> tuple[SpecifiedRow, ...]:
     """Table 5.3. Of several full settings, the one with the thresholds of the ablated ones, else none."""
     parts: dict[str, list[str]] = {AFFINITY_ONLY: [], MIGRATION_ONLY: [], FULL: []}
     for label, policy in policies.items():
-        parts.get(ear_part(policy, parameters.get(label, {})), []).append(label)
-    ablated = [_thresholds_of(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
-    whole = [label for label in parts[FULL] if _thresholds_of(parameters[label]) in ablated[:1]]
+        parts.get(name_ear_part(policy, parameters.get(label, {})), []).append(label)
+    ablated = [_read_thresholds(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
+    whole = [label for label in parts[FULL] if _read_thresholds(parameters[label]) in ablated[:1]]
     return (
-        _specified_row(AFFINITY_ONLY, parts[AFFINITY_ONLY]),
-        _specified_row(MIGRATION_ONLY, parts[MIGRATION_ONLY]),
-        _specified_row(FULL, parts[FULL], whole),
+        _make_specified_row(AFFINITY_ONLY, parts[AFFINITY_ONLY]),
+        _make_specified_row(MIGRATION_ONLY, parts[MIGRATION_ONLY]),
+        _make_specified_row(FULL, parts[FULL], whole),
     )
 
 
-def _specified_row(name: str, labels: Sequence[str], specified: Sequence[str] = ()) -> SpecifiedRow:
+def _make_specified_row(name: str, labels: Sequence[str], specified: Sequence[str] = ()) -> SpecifiedRow:
     """`specified`: settings that are the specification's own. Without any, none of several settings is: no numbers."""
     if not specified and len(labels) != 1:
         return SpecifiedRow(name, "", tuple(labels))
@@ -90,19 +90,19 @@ def _specified_row(name: str, labels: Sequence[str], specified: Sequence[str] = 
     return SpecifiedRow(name, label, tuple(other for other in labels if other != label))
 
 
-def _thresholds_of(parameters: Mapping[str, object]) -> tuple[object, object]:
+def _read_thresholds(parameters: Mapping[str, object]) -> tuple[object, object]:
     return parameters.get("hot_tokens"), parameters.get("cooldown_s")
 
 
-def threshold_settings(
+def list_threshold_settings(
     policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]
 ) -> tuple[Setting, ...]:
     """The settings of the whole EAR that differ in T_hot and T_cool alone; empty where fewer than two were run."""
     groups: dict[tuple[tuple[str, str], ...], list[Setting]] = {}
     for label, policy in policies.items():
         own = parameters.get(label, {})
-        hot, cool = _thresholds_of(own)
-        if ear_part(policy, own) == FULL and isinstance(hot, int | float) and isinstance(cool, int | float):
+        hot, cool = _read_thresholds(own)
+        if name_ear_part(policy, own) == FULL and isinstance(hot, int | float) and isinstance(cool, int | float):
             rest = tuple(sorted((k, repr(v)) for k, v in own.items() if k not in ("hot_tokens", "cooldown_s")))
             groups.setdefault(rest, []).append(Setting(float(hot), float(cool), label))
     most = max(groups.values(), key=len, default=[])

@@ -9,24 +9,24 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET
 
-from results.measures.amplification import amplification_ratio
+from results.measures.amplification import compute_amplification_ratio
 from results.measures.replay_numbers import (
     UNREADABLE,
-    apc_bounds,
-    apc_of_totals,
     apc_usage,
-    apc_with_transfers,
-    latency_numbers,
+    compute_apc_bounds,
+    compute_apc_of_totals,
+    compute_apc_with_transfers,
+    estimate_latency_numbers,
 )
-from results.measures.turns import Turns, session_times
+from results.measures.turns import Turns, measure_session_times
 from results.records.decisions import DecisionRecord
 from results.records.declaration import pick_fields
 from results.records.estimate import Estimate, unknown
 from results.records.routing_cells import InstanceNumbers, PickCounts, RoutingBreakdown, RoutingNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, PolicyTrial, RoutedEngine, RoutingCell
-from results.routing.metrics import WORKER_POINT, value_over_instances
-from results.routing.read import LoadedCell, count_picks, hides_transfers, number_or_none, own_cache
+from results.routing.metrics import WORKER_POINT, compute_value_over_instances
+from results.routing.read import LoadedCell, count_picks, hides_transfers, keep_own_cache, read_number_or_none
 from results.statistics.estimates import percentiles
 
 
@@ -74,7 +74,7 @@ def summarize_cell(
     `decisions`: None = the cell has no decision log.
     """
     picks = None if decisions is None else count_picks(decisions)
-    summary = summary_of(LoadedCell(cell, own_cache(turns, picks, cell), picks, tuple(samples), ""))
+    summary = summarize_loaded_cell(LoadedCell(cell, keep_own_cache(turns, picks, cell), picks, tuple(samples), ""))
     simulated = cell.simulated or UNSET
     numbers = RoutingNumbers(
         simulated=simulated,
@@ -90,16 +90,16 @@ def summarize_cell(
     return numbers, RoutingBreakdown(simulated=simulated, cell=summary.cell, instances=summary.instances, picks=picks)
 
 
-def summary_of(cell: LoadedCell) -> RoutedSummary:
+def summarize_loaded_cell(cell: LoadedCell) -> RoutedSummary:
     """All numbers of a loaded cell; what is missing is null with a reason."""
     record, turns, picks = cell.record, cell.turns, cell.picks
-    instances = tuple(_instance_numbers(engine, turns, picks, cell.samples) for engine in record.engines)
+    instances = tuple(_collect_instance_numbers(engine, turns, picks, cell.samples) for engine in record.engines)
     return RoutedSummary(
         **pick_fields(record, PolicyTrial),
         attempt=record.attempt,
         counts=_count_turns(turns, picks, record),
         values={
-            **latency_numbers(turns),
+            **estimate_latency_numbers(turns),
             **_measure_caching(turns, picks, record),
             **_measure_workers(instances),
             **_measure_coupling(turns, record),
@@ -138,14 +138,14 @@ def _count_turns(turns: Turns | None, picks: PickCounts | None, record: RoutingC
 def _measure_caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
     """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
     why = unknown(UNREADABLE)
-    apc, hidden = engines_apc(record.engines), hides_transfers(picks, record)
+    apc, hidden = compute_engines_apc(record.engines), hides_transfers(picks, record)
     if picks is not None and picks.transfer_prompt_tokens:
-        apc = moved_apc(record.engines, picks)
+        apc = compute_moved_apc(record.engines, picks)
     elif hidden:
         apc = unknown("KV was moved, and no decision log tells the requests of transfers from those of clients")
     if turns is None:
         return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
-    bounds = apc_bounds(turns)
+    bounds = compute_apc_bounds(turns)
     bound = bounds["apc_bound_any"].value
     return {
         "apc": apc,
@@ -159,17 +159,17 @@ def _measure_caching(turns: Turns | None, picks: PickCounts | None, record: Rout
     }
 
 
-def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
+def compute_engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
     """Cached over all prompt tokens by the engines' own counters; unknown where one engine's could not be read."""
     unread = [engine.instance for engine in engines if engine.prompt_tokens is None or engine.cached_tokens is None]
     if unread or not engines:
         named = ", ".join(unread) or "any instance"
         return unknown(f"the counters of {named} were not read")
     prompts = sum(engine.prompt_tokens or 0.0 for engine in engines)
-    return apc_of_totals(prompts, sum(engine.cached_tokens or 0.0 for engine in engines))
+    return compute_apc_of_totals(prompts, sum(engine.cached_tokens or 0.0 for engine in engines))
 
 
-def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
+def compute_moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     """APC where KV was moved: the share of the clients' prompt tokens that no instance computed.
 
     The requests of a transfer are prompts of their own to an engine, so they are taken out of what the engines counted.
@@ -179,15 +179,15 @@ def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     if None in computed or None in counted:
         return unknown("KV was moved, and an engine's prompt tokens by source were not read")
     prompts = sum(tokens or 0.0 for tokens in counted) - picks.transfer_prompt_tokens
-    return apc_with_transfers(prompts, sum(tokens or 0.0 for tokens in computed))
+    return compute_apc_with_transfers(prompts, sum(tokens or 0.0 for tokens in computed))
 
 
-def _instance_numbers(
+def _collect_instance_numbers(
     engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None, samples: Sequence[EngineSample]
 ) -> InstanceNumbers:
     reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
     own = {
-        "apc": engines_apc((engine,)),
+        "apc": compute_engines_apc((engine,)),
         **_summarize_samples([row for row in samples if row.instance == engine.instance]),
     }
     if turns is None:
@@ -227,21 +227,21 @@ def _measure_workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate
     idle = len(instances) - len(served)
     reason = f"{idle} of {len(instances)} instances served no turn" if idle else None
     return {
-        f"worker_ttft_p90_{point}_s": Estimate(value_over_instances(point, served), n=n, reason=reason)
+        f"worker_ttft_p90_{point}_s": Estimate(compute_value_over_instances(point, served), n=n, reason=reason)
         for point in ("median", "max")
     }
 
 
 def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     """The replay's duration against its trace, and the sessions in the system meanwhile."""
-    wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    wall, span = (read_number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     stated = {"wall_clock_s": wall, "trace_span_s": span}
     values = {name: unknown("not stated") if value is None else Estimate(value) for name, value in stated.items()}
     values["amplification"] = read_amplification(record.replay)
     if turns is None:
         lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
         return values | dict.fromkeys(lacking, unknown(UNREADABLE))
-    times = session_times(turns)
+    times = measure_session_times(turns)
     completed = turns.count(RequestStatus.OK)
     total = int(turns.index.size)
     observed = float(np.nanmax(turns.end_s) - np.nanmin(turns.send_s)) if times.session else 0.0
@@ -275,15 +275,15 @@ def _count_inflight(turns: Turns) -> dict[str, Estimate]:
 
 def read_amplification(replay: Mapping[str, Any]) -> Estimate:
     """Wall clock over trace span; unknown where the replay was cut before its last turn had ended, or lost turns."""
-    cut, completed, *lost = (number_or_none(replay.get(name)) or 0.0 for name in ("cut", "completed", *_LOST))
+    cut, completed, *lost = (read_number_or_none(replay.get(name)) or 0.0 for name in ("cut", "completed", *_LOST))
     if cut:
         return unknown(f"the replay was cut with {cut:g} turns in flight or still to come")
     turns = completed + sum(lost)
     if sum(lost) > MOST_LOST * turns:
         lost_work = "the replay had less work than its trace"
         return unknown(f"{sum(lost):g} of {turns:g} turns failed or were dropped: {lost_work}")
-    wall, span = (number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    wall, span = (read_number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     if wall is None or span is None:
         return unknown("the replay states no wall clock or no trace span")
-    ratio = amplification_ratio(wall, span)
+    ratio = compute_amplification_ratio(wall, span)
     return unknown("the trace spans no time") if ratio is None else Estimate(ratio)

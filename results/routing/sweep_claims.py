@@ -17,8 +17,8 @@ from results.records.estimate import Estimate, unknown
 from results.records.percent import format_percent
 from results.routing.claim_rules import NO_TRIALS, gate_claim, judge_direction
 from results.routing.loads import Load, LoadJudgement, judge_whole_run
-from results.routing.measurements import Measurements, ratio_interval
-from results.routing.metrics import metric_named
+from results.routing.measurements import Measurements, estimate_ratio_interval
+from results.routing.metrics import find_metric
 from results.routing.scale import Lack, Scale
 from results.routing.specification import FULL, Setting
 from results.routing.verdicts import STATIC_PD, STICKY, Arms
@@ -82,7 +82,10 @@ TRENDS = (
 def judge_sweeps(
     loads: Sequence[Load], arms: Sequence[Arms], settings: Sequence[Setting], measurements: Measurements
 ) -> tuple[LoadJudgement, ...]:
-    """Each claim whose sweep was run. `arms`: of each load, in the same order; `settings`: as `threshold_settings`."""
+    """Each claim whose sweep was run.
+
+    `arms`: of each load, in the same order; `settings`: as `list_threshold_settings`.
+    """
     swept = {one: _list_points(one, loads, arms, measurements) for one in TRENDS}
     trends = (
         judge_whole_run(one.id, _judge_trend(one, points, measurements), "; ".join(point.load for point in points))
@@ -111,12 +114,12 @@ class _Point:
 
 def _judge_trend(one: TrendClaim, points: Sequence[_Point], measurements: Measurements) -> Judgement:
     """`points`: at least two."""
-    ratios = {point: measurements.log_ratio(*point.labels, metric_named(TTFT_P90)) for point in points}
+    ratios = {point: measurements.log_ratio(*point.labels, find_metric(TTFT_P90)) for point in points}
     steady = {point: ratio for point, ratio in ratios.items() if ratio.trials and not point.why_left_out}
     left_out = [point for point in points if point not in steady]
     trend = _measure_trend(steady)
     judgement = judge_direction(one.name, one.claim, (trend, 1.0), one.expected)
-    steps = {one.show(point.at): ratio_interval(ratio) for point, ratio in steady.items()}
+    steps = {one.show(point.at): estimate_ratio_interval(ratio) for point, ratio in steady.items()}
     deciding = f"{judgement.reason}: {trend.text(3)} times {one.over}" if len(steady) > 1 else judgement.reason
     parts = [deciding, *(f"{estimate.text(3)} times at {where}" for where, estimate in steps.items())]
     parts += [f"no ratio at {one.show(each.at)}: {each.why_left_out or ratios[each].reason}" for each in left_out]
@@ -161,7 +164,7 @@ def _measure_trend(ratios: Mapping[_Point, Measured]) -> Estimate:
     """The factor over the sweep; unknown below two loads."""
     if len(ratios) < 2:
         return unknown("fewer than two loads have a ratio")
-    return ratio_interval(_fit_trend([point.at for point in ratios], list(ratios.values())))
+    return estimate_ratio_interval(_fit_trend([point.at for point in ratios], list(ratios.values())))
 
 
 def _fit_trend(at: Sequence[float], measured: Sequence[Measured]) -> Measured:
@@ -237,11 +240,11 @@ def _judge_optimum(name: str, rows: Mapping[float, Mapping[float, str]], measure
 
 def _compare_values(first: Mapping[float, str], second: Mapping[float, str], measurements: Measurements) -> Estimate:
     """The ratio of TTFT p90 at two values of a threshold: in each trial the mean over the other one's common values."""
-    metric, common = metric_named(TTFT_P90), sorted(first.keys() & second)
+    metric, common = find_metric(TTFT_P90), sorted(first.keys() & second)
     if not common:
         return unknown("the two never ran with the same value of the other threshold")
     parts = [measurements.log_ratio(first[other], second[other], metric) for other in common]
-    return ratio_interval(combine(_average, *parts))
+    return estimate_ratio_interval(combine(_average, *parts))
 
 
 def _average(*values: Samples) -> Samples:

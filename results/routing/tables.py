@@ -7,21 +7,28 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from results.measures import latency
-from results.measures.summary import POINTS, percentile_name
+from results.measures.summary import POINTS, name_percentile
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
 from results.records.routing_cells import InstanceNumbers
-from results.report.engine_gates import gates_table
-from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.engine_gates import make_gates_table
+from results.report.table import NOT_MEASURED, Column, Table, make_gap_table, make_table
 from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
-from results.routing.analyze import RoutingAnalysis, mean_of_known
-from results.routing.cautions import why_no_verdict
-from results.routing.conditional_claims import conditional_table
+from results.routing.analyze import RoutingAnalysis, compute_mean_of_known
+from results.routing.cautions import explain_no_verdict
+from results.routing.conditional_claims import make_conditional_table
 from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
-from results.routing.metrics import HEADLINE, metric_named
-from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
+from results.routing.metrics import HEADLINE, find_metric
+from results.routing.shown import (
+    POLICY,
+    TableKind,
+    make_metric_column,
+    make_ms_column,
+    make_percent_column,
+    make_table_with_cut_note,
+)
 from results.routing.summary import RoutedSummary
 
 FIGURES_BEFORE = "Cells"
@@ -30,45 +37,45 @@ FIGURES_BEFORE = "Cells"
 
 def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
-    few = why_no_verdict(analysis.trials)
+    few = explain_no_verdict(analysis.trials)
     builders: tuple[Callable[[RoutingAnalysis], Table], ...] = (
         comparison_tables.CAUTIONS.build,
-        lambda analysis: gates_table(analysis.engine_gates),
-        comparison_tables.best_values_table if few else comparison_tables.WINNERS.build,
-        end_to_end_table,
-        migration_tables.schedulers_table,
-        migration_tables.ablation_table,
-        comparison_tables.known_outputs_table,
-        migration_tables.claims_table,
-        lambda analysis: conditional_table(analysis.conditional),
-        comparison_tables.ratios_table,
-        comparison_tables.differences_table,
-        comparison_tables.turns_table,
-        *(partial(latency_table, series=series) for series in latency.METRICS),
-        caching_table,
+        lambda analysis: make_gates_table(analysis.engine_gates),
+        comparison_tables.make_best_values_table if few else comparison_tables.WINNERS.build,
+        make_end_to_end_table,
+        migration_tables.make_schedulers_table,
+        migration_tables.make_ablation_table,
+        comparison_tables.make_known_outputs_table,
+        migration_tables.make_claims_table,
+        lambda analysis: make_conditional_table(analysis.conditional),
+        comparison_tables.make_ratios_table,
+        comparison_tables.make_differences_table,
+        comparison_tables.make_turns_table,
+        *(partial(make_latency_table, series=series) for series in latency.METRICS),
+        make_caching_table,
         INSTANCES.build,
-        decisions_table,
+        make_decisions_table,
         migration_tables.MIGRATIONS.build,
-        transfer_tables.transfers_table,
+        transfer_tables.make_transfers_table,
         transfer_tables.TRANSFERRED_TOKENS.build,
         transfer_tables.ARMS.build,
-        transfer_tables.fitted_table,
+        transfer_tables.make_fitted_table,
         migration_tables.COSTS.build,
         transfer_tables.POOLS.build,
-        floor_tables.decision_points_table,
-        floor_tables.variants_table,
+        floor_tables.make_decision_points_table,
+        floor_tables.make_variants_table,
         COUPLING.build,
-        occupancy_table,
+        make_occupancy_table,
         INTERFERENCE.build,
         CELLS.build,
         migration_tables.TRIALS.build,
         DEGRADED.build,
     )
-    tables = (*(build(analysis) for build in builders), gap_table(analysis.gaps))
+    tables = (*(build(analysis) for build in builders), make_gap_table(analysis.gaps))
     return tuple(table for table in tables if table.rows)
 
 
-def end_to_end_table(analysis: RoutingAnalysis) -> Table:
+def make_end_to_end_table(analysis: RoutingAnalysis) -> Table:
     """The specification's table of baselines."""
 
     def trials(label: str) -> str:
@@ -77,29 +84,29 @@ def end_to_end_table(analysis: RoutingAnalysis) -> Table:
         return str(done) if planned == done else f"{done} of {planned}"
 
     note = "Means over the trials. APC by the engines' own counters; instances as (median, max), never as a ratio."
-    metrics = (metric_column(analysis, name) for name in (*HEADLINE, "completed_share"))
+    metrics = (make_metric_column(analysis, name) for name in (*HEADLINE, "completed_share"))
     columns = (POLICY, *metrics, Column("trials", trials))
-    return table_with_cut_note("End to end", columns, analysis.labels, note)
+    return make_table_with_cut_note("End to end", columns, analysis.labels, note)
 
 
-def latency_table(analysis: RoutingAnalysis, series: str) -> Table:
-    points = (metric_column(analysis, percentile_name(series, point), point) for point in ("mean", *POINTS))
-    unit = metric_named(percentile_name(series, "mean")).shown_unit
+def make_latency_table(analysis: RoutingAnalysis, series: str) -> Table:
+    points = (make_metric_column(analysis, name_percentile(series, point), point) for point in ("mean", *POINTS))
+    unit = find_metric(name_percentile(series, "mean")).shown_unit
     title = f"{latency.METRICS[series].title} ({unit})"
-    return table_with_cut_note(title, (POLICY, *points), analysis.labels)
+    return make_table_with_cut_note(title, (POLICY, *points), analysis.labels)
 
 
-def caching_table(analysis: RoutingAnalysis) -> Table:
+def make_caching_table(analysis: RoutingAnalysis) -> Table:
     """APC against what the trace allows."""
 
     def bound_column(heading: str, name: str) -> Column[str]:
-        return Column(heading, lambda label: analysis.mean_over_cells(label, name), "%", scale=100, form=".1f")
+        return Column(heading, lambda label: analysis.compute_mean_over_cells(label, name), "%", scale=100, form=".1f")
 
     note = "Bounds: an endless cache in one place, over the turns that were completed, at the engine's block size."
     columns = (
         POLICY,
-        metric_column(analysis, "apc"),
-        metric_column(analysis, "apc_usage", "as responses say %"),
+        make_metric_column(analysis, "apc"),
+        make_metric_column(analysis, "apc_usage", "as responses say %"),
         bound_column("bound, any", "apc_bound_any"),
         bound_column("bound, own session", "apc_bound_intra"),
         bound_column("of its bound", "apc_of_bound"),
@@ -111,10 +118,10 @@ InstanceRow = tuple[str, Sequence[InstanceNumbers]]
 """A label, and one of its instances in each of its cells."""
 
 
-def _mean_column(
+def _make_mean_column(
     name: str, value: Callable[[InstanceNumbers], float | None], scale: float = 1.0, form: str = ".1f"
 ) -> Column[InstanceRow]:
-    return Column(name, lambda row: mean_of_known(value(one) for one in row[1]), scale=scale, form=form)
+    return Column(name, lambda row: compute_mean_of_known(value(one) for one in row[1]), scale=scale, form=form)
 
 
 INSTANCES: TableKind[InstanceRow] = TableKind(
@@ -124,18 +131,18 @@ INSTANCES: TableKind[InstanceRow] = TableKind(
         Column("policy", lambda row: row[0]),
         Column("instance", lambda row: row[1][0].instance),
         Column("role", lambda row: row[1][0].role),
-        _mean_column("turns", lambda one: one.turns, form=".0f"),
-        _mean_column("sessions seen", lambda one: one.sessions),
-        _mean_column("TTFT p90 ms", lambda one: one.values["ttft_p90_s"].value, 1e3),
-        _mean_column("APC %", lambda one: one.values["apc"].value, 100),
-        _mean_column("KV used, max %", lambda one: one.values["kv_usage_max"].value, 100),
-        _mean_column("waiting p90", lambda one: one.values["waiting_p90"].value),
+        _make_mean_column("turns", lambda one: one.turns, form=".0f"),
+        _make_mean_column("sessions seen", lambda one: one.sessions),
+        _make_mean_column("TTFT p90 ms", lambda one: one.values["ttft_p90_s"].value, 1e3),
+        _make_mean_column("APC %", lambda one: one.values["apc"].value, 100),
+        _make_mean_column("KV used, max %", lambda one: one.values["kv_usage_max"].value, 100),
+        _make_mean_column("waiting p90", lambda one: one.values["waiting_p90"].value),
     ),
     "Means over the trials; KV and queue from samples at 1 Hz.",
 )
 
 
-def decisions_table(analysis: RoutingAnalysis) -> Table:
+def make_decisions_table(analysis: RoutingAnalysis) -> Table:
     cells = {label: [cell for cell in analysis.cells if cell.label == label] for label in analysis.labels}
     reasons = {label: sum((Counter(cell.reasons) for cell in own), Counter[str]()) for label, own in cells.items()}
 
@@ -158,13 +165,13 @@ def decisions_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Decisions", columns, analysis.labels)
 
 
-def _value_or_reason(estimate: Estimate) -> str:
+def _format_value_or_reason(estimate: Estimate) -> str:
     return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
 
 
 def _show_of_loop(row: Coupling, estimate: Estimate) -> str:
     """Why there is no loop is said once, beside its gain."""
-    return NOT_MEASURED if row.why_no_loop else _value_or_reason(estimate)
+    return NOT_MEASURED if row.why_no_loop else _format_value_or_reason(estimate)
 
 
 COUPLING: TableKind[Coupling] = TableKind(
@@ -178,10 +185,10 @@ COUPLING: TableKind[Coupling] = TableKind(
         Column("T", lambda row: row.think_s, "s", 3),
         Column("L", lambda row: row.concurrency, digits=3),
         Column("L over time", lambda row: row.in_system, digits=3),
-        percent_column("held back", lambda row: row.held_back),
+        make_percent_column("held back", lambda row: row.held_back),
         Column("session delay", lambda row: row.session_delay_s, "s", 3),
-        ms_column("W'", lambda row: row.slope_s),
-        Column("Lambda N W'", lambda row: _value_or_reason(row.loop_gain)),
+        make_ms_column("W'", lambda row: row.slope_s),
+        Column("Lambda N W'", lambda row: _format_value_or_reason(row.loop_gain)),
         Column("L*", lambda row: _show_of_loop(row, row.equilibrium)),
         Column("gain", lambda row: _show_of_loop(row, row.gain)),
         Column("dL", lambda row: _show_of_loop(row, row.sensitivity)),
@@ -193,11 +200,11 @@ COUPLING: TableKind[Coupling] = TableKind(
 )
 
 
-def occupancy_table(analysis: RoutingAnalysis) -> Table:
+def make_occupancy_table(analysis: RoutingAnalysis) -> Table:
     """What decode pools would hold at the percentiles of the footprints."""
     at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
 
-    def deployment_column(name: str) -> Column[str]:
+    def make_deployment_column(name: str) -> Column[str]:
         def show(point: str) -> str:
             return f"{format_percent(at[name, point].p90)} (fits {at[name, point].fit_in_all_pools})"
 
@@ -207,7 +214,7 @@ def occupancy_table(analysis: RoutingAnalysis) -> Table:
     columns: tuple[Column[str], ...] = (
         Column("footprint", str),
         Column("tokens", lambda point: f"{at[names[0], point].footprint_tokens:.0f}"),
-        *map(deployment_column, names),
+        *map(make_deployment_column, names),
     )
     of = ", ".join(
         f"{one.name} of {one.arm}" + ("" if one.is_measured else " (which had no such pools: a model)")
@@ -227,8 +234,8 @@ INTERFERENCE: TableKind[Interference] = TableKind(
     (
         Column("prefill tokens", lambda row: row.prefill_tokens),
         Column("decodes", lambda row: row.decodes),
-        ms_column("ITL before", lambda row: row.before_s),
-        ms_column("ITL during", lambda row: row.during_s),
+        make_ms_column("ITL before", lambda row: row.before_s),
+        make_ms_column("ITL during", lambda row: row.during_s),
         Column("during / before", lambda row: row.slowdown, digits=3),
         Column("longest gap", lambda row: row.worst_gap_s, "ms", scale=1e3, form=".1f"),
         Column("repeats", lambda row: row.repeats),
@@ -250,12 +257,12 @@ DEGRADED: TableKind[RoutedSummary] = TableKind(
 )
 
 
-def _turns_text(cell: RoutedSummary) -> str | None:
+def _format_turns(cell: RoutedSummary) -> str | None:
     turns = cell.counts.get("turns")
     return None if turns is None else f"{cell.counts.get('completed')} of {turns}"
 
 
-def _marks_text(cell: RoutedSummary) -> str:
+def _format_marks(cell: RoutedSummary) -> str:
     marks = ["DEGRADED"] if cell.degraded else []
     marks += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts.get(name)]
     return ", ".join(marks)
@@ -268,12 +275,12 @@ CELLS: TableKind[RoutedSummary] = TableKind(
         Column("policy", lambda cell: cell.label),
         Column("trial", lambda cell: cell.trial),
         Column("position", lambda cell: cell.position),
-        Column("turns", _turns_text),
+        Column("turns", _format_turns),
         Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
         Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
         Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
         Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
         Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
-        Column("marks", _marks_text),
+        Column("marks", _format_marks),
     ),
 )

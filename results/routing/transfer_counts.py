@@ -15,7 +15,7 @@ from itertools import combinations
 import msgspec
 
 from results.records.decisions import DecisionRecord, KvTransfer
-from results.records.frames import Gap, verified_bytes
+from results.records.frames import Gap, read_verified_bytes
 from results.records.layout import TrialLayout
 from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
 from results.records.turns import RoutingCell
@@ -54,8 +54,8 @@ def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[s
     known = {layout.root / name: checksum for name, checksum in record.checksums.items()}
     for engine in record.engines:
         paths = {*layout.transfer_logs(engine.instance), *(path for path in known if path.parent != layout.root)}
-        paths = {path for path in paths if layout.instance_of(path) == engine.instance}
-        wrong = [raw for path in sorted(paths) if isinstance(raw := verified_bytes(path, known.get(path)), Gap)]
+        paths = {path for path in paths if layout.find_instance_of(path) == engine.instance}
+        wrong = [raw for path in sorted(paths) if isinstance(raw := read_verified_bytes(path, known.get(path)), Gap)]
         launches = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
         gaps += [*wrong, *(gap for log in launches for gap in log.gaps)]
         if launches:
@@ -66,7 +66,7 @@ def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[s
     return logs, tuple(gaps)
 
 
-def counted_by_logs(
+def take_counts_from_logs(
     records: Sequence[DecisionRecord], logs: Mapping[str, ProbeLog], cell: RoutingCell, artifact: str
 ) -> tuple[tuple[DecisionRecord, ...], tuple[Gap, ...]]:
     """The records with the tokens of transfers that the target's log holds; `logs`: by instance.
@@ -144,14 +144,14 @@ class _LogIndex:
         self._events: dict[str, list[ProbeEvent]] = defaultdict(list)
         for event in log.events:
             if event.event in KINDS:
-                for name in _possible_ids(event):
+                for name in _list_possible_ids(event):
                     self._events[name].append(event)
 
     def of(self, transfer: str, kind: str) -> list[ProbeEvent]:
         return [event for event in self._events.get(transfer, ()) if event.event == kind]
 
 
-def _possible_ids(event: ProbeEvent) -> frozenset[str]:
+def _list_possible_ids(event: ProbeEvent) -> frozenset[str]:
     """Texts that may be its transfer's id: engines build request ids from the client's, `cmpl-NAME-0-1a2b3c4d`."""
     parts = [text.split("-") for text in (event.request, event.remote_request) if text]
     return event.carries | {

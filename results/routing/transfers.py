@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
 from results.records.estimate import Estimate, unknown
-from results.routing.measurements import Measurements, collect_trials, level_interval, one_per_trial
-from results.statistics.estimates import Samples, floats_or_nan
+from results.routing.measurements import Measurements, collect_trials, estimate_level_interval, make_trial_of_number
+from results.statistics.estimates import Samples, convert_to_floats
 from results.statistics.trials import Trial
 
 COUNTED_SHARE = 0.9
@@ -150,14 +150,16 @@ def _summarize_purpose(
     uncounted = [one.transfer for one in transferred if one.transfer.external_tokens is None]
     counted = len(transferred) - len(uncounted)
     per_transfer = {
-        trial: one_per_trial(total / len(own))
+        trial: make_trial_of_number(total / len(own))
         for trial, own in done.items()
         if own and (total := totals.get(trial)) is not None
     }
     times = [took for one in transferred if (took := one.transfer_s) is not None]
     values = _measure_transfers(label, done, measurements)
     values |= {name: withhold_interval(values[name], counted, len(transferred)) for name in OF_COUNTED}
-    values["external_total_mean"] = level_interval(measurements.withhold(collect_trials(per_transfer, NO_TOTAL), label))
+    values["external_total_mean"] = estimate_level_interval(
+        measurements.withhold(collect_trials(per_transfer, NO_TOTAL), label)
+    )
     values["transfer_max_s"] = Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)
     return PolicyTransfers(
         label=label,
@@ -179,22 +181,27 @@ def _measure_transfers(
 
     def over(compute: Callable[[int], Trial | None], most: float = math.inf) -> Estimate:
         computed = collect_trials({trial: compute(trial) for trial in done}, NONE_MOVED)
-        return level_interval(measurements.withhold(computed, label), most)
+        return estimate_level_interval(measurements.withhold(computed, label), most)
 
     def column(trial: int, value: Value) -> Samples:
-        return floats_or_nan(value(one) for one in done[trial])
+        return convert_to_floats(value(one) for one in done[trial])
 
     def mean(value: Value) -> Estimate:
-        return over(lambda trial: measurements.mean_of_rows(sessions[trial], column(trial, value)))
+        return over(lambda trial: measurements.measure_mean_of_rows(sessions[trial], column(trial, value)))
 
     def ratio(top: Value, bottom: Value, most: float) -> Estimate:
         return over(
-            lambda trial: measurements.ratio_of_rows(sessions[trial], column(trial, top), column(trial, bottom)), most
+            lambda trial: measurements.measure_ratio_of_rows(
+                sessions[trial], column(trial, top), column(trial, bottom)
+            ),
+            most,
         )
 
     def quantile(p: float) -> Estimate:
         return over(
-            lambda trial: measurements.quantile_of_rows(sessions[trial], column(trial, MEANS["transfer_mean_s"]), p)
+            lambda trial: measurements.measure_quantile_of_rows(
+                sessions[trial], column(trial, MEANS["transfer_mean_s"]), p
+            )
         )
 
     return {

@@ -11,7 +11,7 @@ from results.records.estimate import Estimate
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import LoadFloor, QuarantinePair, TimeoutPair
 from results.statistics.estimates import ALL_AGREE
-from results.statistics.judgement import Outcome, Verdict, excluded_text, few_launches, judged
+from results.statistics.judgement import Outcome, Verdict, describe_excluded, explain_few_launches, judged
 from results.statistics.trials import MIN_PAIRED
 
 
@@ -60,7 +60,7 @@ def describe_difference(share: Estimate) -> str:
     """
     if share.low is None and share.launches >= MIN_PAIRED and share.reason not in (None, ALL_AGREE):
         return f"{share.points()} (no interval: {share.reason})"
-    excluded = excluded_text(share, of="differences", unit="pp", both_sides=True)
+    excluded = describe_excluded(share, of="differences", unit="pp", both_sides=True)
     return f"{share.points()}{excluded and f' ({excluded})'}"
 
 
@@ -103,7 +103,7 @@ def judge_refusals(floor: LoadFloor) -> tuple[Outcome, str]:
     text = f"{refused} picks of sessions that some instance had refused, {moved} sent elsewhere for it, {held} held"
     if not refused:
         return Outcome.OPEN, f"refusals are counted where they happen, and there was none: {text}"
-    if few := few_launches(floor.trials, "policy"):
+    if few := explain_few_launches(floor.trials, "policy"):
         return Outcome.UNDECIDED, f"{few}: {text}"
     return (Outcome.HOLDS if moved else Outcome.UNDECIDED), text
 

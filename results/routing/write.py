@@ -16,7 +16,7 @@ from results.records.declaration import pick_fields
 from results.records.estimate import Estimate
 from results.records.layout import RunLayout
 from results.report.content import Report
-from results.report.document import report_title
+from results.report.document import format_report_title
 from results.report.documents import DEFINITIONS, name_run
 from results.report.figure import Figure
 from results.report.judgements import VERDICTS_FORMAT
@@ -41,7 +41,7 @@ from results.routing.documents import (
 )
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.launch_noise import measure_noise
-from results.routing.migrations import MigrationNumbers, RequestedMigration, pending_at
+from results.routing.migrations import MigrationNumbers, RequestedMigration, count_pending_at
 from results.routing.moves import CellMigrations
 from results.routing.page import build_page
 from results.routing.pairs import MetricDifference, Pair, Standing
@@ -69,7 +69,7 @@ def build_outputs(analysis: RoutingAnalysis, layout: RunLayout) -> Outputs:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            report_title(analysis.facts),
+            format_report_title(analysis.facts),
             build_page(analysis),
             build_report(analysis),
             _mark_figures(analysis),
@@ -212,8 +212,8 @@ def _describe_migration(cell: CellMigrations, one: RequestedMigration, simulated
         target=pick.decision.instance,
         outcome=one.outcome,
         moved_s=one.moved_s,
-        source_pending_tokens=pending_at(pick, pick.decision.migrate_from),
-        target_pending_tokens=pending_at(pick, pick.decision.instance),
+        source_pending_tokens=count_pending_at(pick, pick.decision.migrate_from),
+        target_pending_tokens=count_pending_at(pick, pick.decision.instance),
         context_tokens=pick.request.input_tokens,
         lost_tokens=one.lost_tokens,
         first_byte_s=one.first_byte_s,
@@ -253,10 +253,10 @@ def _describe_pair(row: Pair, simulated: str) -> PairRow:
 def build_manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`MANIFEST.tsv`: a row per policy of the plan or of a result folder."""
     labels = dict.fromkeys((*analysis.planned, *analysis.labels))
-    return build_frame((_manifest_row(analysis, label) for label in sorted(labels)), dtype=str)
+    return build_frame((_make_manifest_row(analysis, label) for label in sorted(labels)), dtype=str)
 
 
-def _manifest_row(analysis: RoutingAnalysis, label: str) -> PolicyManifestRow:
+def _make_manifest_row(analysis: RoutingAnalysis, label: str) -> PolicyManifestRow:
     cells = [cell for cell in analysis.cells if cell.label == label]
     planned = analysis.planned.get(label)
     versions = (f"{name} {version}" for name, version in sorted(analysis.facts.versions.items()))

@@ -45,7 +45,7 @@ class BlockModel:
         """The weighted sum of the effects for each row of weights, and the covariance of these sums."""
         return list(map(float, weights @ self.effects)), self.sigma**2 * weights @ self.spread @ weights.T
 
-    def weights_of(self, name: str) -> Samples:
+    def make_weights(self, name: str) -> Samples:
         """For `compare`: one config's effect alone."""
         return np.array([1.0 if other == name else 0.0 for other in self.names])
 
@@ -54,7 +54,7 @@ def fit_model(names: Sequence[str], launches: Launches) -> BlockModel | str:
     """Fit these configs by least squares, effects against the first one; a sentence says why that is impossible."""
     blocks = sorted({block for name in names for block in launches[name]})
     cells = tuple((config, blocks.index(block)) for config, name in enumerate(names) for block in launches[name])
-    geometry = _geometry(cells, len(names), len(blocks))
+    geometry = _compute_geometry(cells, len(names), len(blocks))
     if isinstance(geometry, str):
         return geometry
     design, inverse = geometry
@@ -75,7 +75,7 @@ def fit_model(names: Sequence[str], launches: Launches) -> BlockModel | str:
 
 
 @functools.lru_cache(maxsize=256)
-def _geometry(cells: tuple[tuple[int, int], ...], configs: int, blocks: int) -> tuple[Samples, Samples] | str:
+def _compute_geometry(cells: tuple[tuple[int, int], ...], configs: int, blocks: int) -> tuple[Samples, Samples] | str:
     """Design matrix X of these (config, block) cells and the inverse of X'X; cached, as metrics and loads share it."""
     design: Samples = np.zeros((len(cells), blocks + configs - 1))
     for row, (config, block) in enumerate(cells):
@@ -101,7 +101,7 @@ def find_connected(first: str, names: Sequence[str], launches: Launches) -> list
     return [name for name in names if name in connected]
 
 
-def own_differences(config: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
+def compute_own_differences(config: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
     """The config less the mean of the references, in each block that has both."""
     return np.array(
         [

@@ -23,9 +23,23 @@ from typing import TypeVar
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.block_model import LEVEL_OF_F, BlockModel, Launches, find_connected, fit_model, own_differences
-from results.statistics.estimates import LEVEL, Samples, all_agree, standard_error, student_p, student_quantile
-from results.statistics.largest_t import SEED, dunnett_critical, dunnett_p, symmetric_root
+from results.statistics.block_model import (
+    LEVEL_OF_F,
+    BlockModel,
+    Launches,
+    compute_own_differences,
+    find_connected,
+    fit_model,
+)
+from results.statistics.estimates import (
+    LEVEL,
+    Samples,
+    all_agree,
+    compute_student_p,
+    compute_student_quantile,
+    standard_error,
+)
+from results.statistics.largest_t import SEED, compute_dunnett_critical, compute_dunnett_p, compute_symmetric_root
 from results.statistics.trials import MIN_PAIRED
 
 POWER = 0.8
@@ -123,7 +137,10 @@ def fit_blocks(launches: Launches, references: Sequence[str], *, apart: Collecti
         name: contrast
         for name in judged
         if name in apart
-        and (contrast := contrast_apart(own_differences(measured[name], reference_launches), len(judged))) is not None
+        and (
+            contrast := contrast_config_apart(compute_own_differences(measured[name], reference_launches), len(judged))
+        )
+        is not None
     }
     repeat = _compare_references(model, measured, bases)
     return BlockFit(model.sigma, model.degrees, contrasts, repeat, model.cells, model.residuals, estimator, set_apart)
@@ -134,7 +151,7 @@ def _contrast_others(
 ) -> tuple[dict[str, Contrast], Samples]:
     """Contrasts of the configs that are not apart, at their share of the family's error; and the estimator."""
     reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
-    weights = np.array([model.weights_of(name) - reference for name in others]).reshape(len(others), len(model.names))
+    weights = np.array([model.make_weights(name) - reference for name in others]).reshape(len(others), len(model.names))
     differences, covariance = model.compare(weights)
     estimator = weights @ model.estimator
     errors = np.sqrt(np.diag(covariance))
@@ -143,24 +160,24 @@ def _contrast_others(
     part = len(others) / family if family else 1.0
     contrasts: dict[str, Contrast] = {}
     for name, difference, error in zip(others, differences, map(float, errors), strict=True):
-        own = own_differences(measured[name], reference_launches)
+        own = compute_own_differences(measured[name], reference_launches)
         rest = fit_model([other for other in model.names if other != name], measured)
-        alone = _contrast(model, rest, difference, error, own)
-        half = dunnett_critical(correlation, model.degrees, 1 - (1 - LEVEL) * part) * error * alone.widening
-        p = min(1.0, dunnett_p(correlation, model.degrees, difference / error / alone.widening) / part)
+        alone = _contrast_config(model, rest, difference, error, own)
+        half = compute_dunnett_critical(correlation, model.degrees, 1 - (1 - LEVEL) * part) * error * alone.widening
+        p = min(1.0, compute_dunnett_p(correlation, model.degrees, difference / error / alone.widening) / part)
         contrasts[name] = replace(alone, together=Together(difference - half, difference + half, p))
     return contrasts, estimator
 
 
-def contrast_apart(own: Samples, family: int) -> Contrast | None:
+def contrast_config_apart(own: Samples, family: int) -> Contrast | None:
     """One of `family` configs, from its differences to the reference in each block; None where they have no spread."""
     if own.size < 2 or all_agree(own) or not own.any():
         return None
     difference, degrees = float(own.mean()), own.size - 1
     error = standard_error(own)
-    half = student_quantile(degrees) * error
-    half_together = student_quantile(degrees, 1 - (1 - LEVEL) / family) * error
-    p = min(1.0, family * student_p(difference, error, degrees))
+    half = compute_student_quantile(degrees) * error
+    half_together = compute_student_quantile(degrees, 1 - (1 - LEVEL) / family) * error
+    p = min(1.0, family * compute_student_p(difference, error, degrees))
     low, high = difference - half, difference + half
     together = Together(difference - half_together, difference + half_together, p)
     return Contrast(difference, low, high, low, high, own.size, 1.0, error, degrees, together)
@@ -170,19 +187,21 @@ def _compare_references(model: BlockModel, launches: Launches, bases: Sequence[s
     if len(bases) < 2:
         return None
     first, second = bases[:2]
-    (difference,), variance = model.compare(np.array([model.weights_of(second) - model.weights_of(first)]))
-    own = own_differences(launches[second], [launches[first]])
-    return _contrast(model, model, difference, math.sqrt(float(variance[0, 0])), own)
+    (difference,), variance = model.compare(np.array([model.make_weights(second) - model.make_weights(first)]))
+    own = compute_own_differences(launches[second], [launches[first]])
+    return _contrast_config(model, model, difference, math.sqrt(float(variance[0, 0])), own)
 
 
-def _contrast(model: BlockModel, rest: BlockModel | str, difference: float, error: float, own: Samples) -> Contrast:
+def _contrast_config(
+    model: BlockModel, rest: BlockModel | str, difference: float, error: float, own: Samples
+) -> Contrast:
     """`rest`: the fit of the other configs, against which this one's spread is tested."""
-    half = student_quantile(model.degrees) * error
+    half = compute_student_quantile(model.degrees) * error
     if own.size < 2:
         low, high = difference - half, difference + half
         return Contrast(difference, low, high, None, None, own.size, 1.0, error, model.degrees)
     own_error = standard_error(own)
-    own_half = student_quantile(own.size - 1) * own_error
+    own_half = compute_student_quantile(own.size - 1) * own_error
     widening = 1.0
     if isinstance(rest, BlockModel):
         ratio = (own_error / (error * rest.sigma / model.sigma)) ** 2
@@ -222,7 +241,7 @@ def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Sample
     estimator = np.vstack(estimators)
     covariance = between_loads[np.ix_(load, load)] * (estimator @ estimator.T)
     rng = np.random.default_rng(SEED)
-    normal = rng.standard_normal((JOINT_DRAWS, len(estimator))) @ symmetric_root(covariance).T
+    normal = rng.standard_normal((JOINT_DRAWS, len(estimator))) @ compute_symmetric_root(covariance).T
     chance = rng.random(JOINT_DRAWS)  # one for all fits: they share the error of sigma
     drawn: dict[Key, dict[str, Samples]] = {}
     column = 0
@@ -245,7 +264,7 @@ def _draw_scale(chance: bytes, degrees: int) -> Samples:
     return scale
 
 
-def sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
+def estimate_sigma_without(fit: BlockFit, covariate: Launches) -> float | None:
     """Sigma of the fit with a covariate of the launches: of y = block + config + slope x covariate + residual.
 
     By the residuals of both (Frisch and Waugh, Econometrica 1, 1933). None where a launch of the fit has no covariate,
@@ -274,12 +293,14 @@ def detectable_effect(sigma: float, launches: int, configs: int, *, references: 
     degrees = (launches - 1) * (configs + references - 1)
     if degrees < 1:
         return math.inf
-    critical = dunnett_critical(_planned_correlation(configs, references), degrees, level)
+    critical = compute_dunnett_critical(_make_planned_correlation(configs, references), degrees, level)
     quantile = float(special.stdtrit(degrees, POWER))
     return (critical + quantile) * sigma * math.sqrt((1 + 1 / references) / launches)
 
 
-def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2, level: float = LEVEL) -> int | None:
+def find_launches_for(
+    effect: float, sigma: float, configs: int, *, references: int = 2, level: float = LEVEL
+) -> int | None:
     """The fewest launches per config that detect this difference; None above MAX_PLANNED_LAUNCHES."""
     return find_fewest_launches(
         effect, lambda count: detectable_effect(sigma, count, configs, references=references, level=level)
@@ -298,7 +319,7 @@ def show_count(launches: int | None) -> str:
     return f"more than {MAX_PLANNED_LAUNCHES}" if launches is None else str(launches)
 
 
-def _planned_correlation(configs: int, references: int) -> Samples:
+def _make_planned_correlation(configs: int, references: int) -> Samples:
     correlation = np.full((configs, configs), 1 / (references + 1))
     np.fill_diagonal(correlation, 1.0)
     return correlation

@@ -41,7 +41,7 @@ Samples = npt.NDArray[np.float64]
 Ranks = npt.NDArray[np.int64]
 
 
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+def correct_by_holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Each p-value corrected for all of them being tested (Holm, 1979): below a level, the difference stands at it."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
@@ -67,7 +67,7 @@ def clean(values: npt.ArrayLike) -> Samples:
     return array[np.isfinite(array)]
 
 
-def floats_or_nan(values: Iterable[float | None]) -> Samples:
+def convert_to_floats(values: Iterable[float | None]) -> Samples:
     """The values in their order; None becomes NaN, which `clean` leaves out."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
@@ -88,7 +88,7 @@ def percentiles(values: npt.ArrayLike, points: Sequence[float]) -> tuple[Estimat
 
 def _bracket_percentile(ordered: Samples, p: float, value: float) -> Estimate:
     n = int(ordered.size)
-    low_rank, high_rank = order_statistic_ranks(n, p)
+    low_rank, high_rank = find_order_statistic_ranks(n, p)
     return Estimate(  # interpolation may put the value of a handful of samples just outside its bounds: widen them
         value=value,
         low=min(float(ordered[low_rank - 1]), value) if low_rank is not None else None,
@@ -99,7 +99,7 @@ def _bracket_percentile(ordered: Samples, p: float, value: float) -> Estimate:
 
 
 @functools.lru_cache(maxsize=4096)
-def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
+def find_order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the order statistics that bound the p-quantile; None where n is too small for that bound."""
     tail = (1 - LEVEL) / 2
     reach = 10 * math.sqrt(n * p * (1 - p)) + 10  # the binomial has no weight beyond ten standard deviations
@@ -110,7 +110,7 @@ def order_statistic_ranks(n: int, p: float) -> tuple[int | None, int | None]:
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
-def samples_needed(p: float) -> int:
+def count_samples_needed(p: float) -> int:
     """The smallest n at which both bounds of the p-quantile exist."""
     tail = (1 - LEVEL) / 2
     return math.ceil(max(math.log(tail) / math.log(p), math.log(tail) / math.log1p(-p)))
@@ -118,20 +118,20 @@ def samples_needed(p: float) -> int:
 
 def too_small(n: int, p: float) -> str:
     interval = f"{format_percent(LEVEL)} interval of p{p * 100:g}"
-    return f"{n} samples are too few for a {interval} (needs {samples_needed(p)})"
+    return f"{n} samples are too few for a {interval} (needs {count_samples_needed(p)})"
 
 
-def student_quantile(degrees: float, level: float = LEVEL) -> float:
+def compute_student_quantile(degrees: float, level: float = LEVEL) -> float:
     """Half the width of an interval at this level, in standard errors."""
     return float(special.stdtrit(degrees, (1 + level) / 2))
 
 
-def student_p(value: float, error: float, degrees: float) -> float:
+def compute_student_p(value: float, error: float, degrees: float) -> float:
     """Two-sided p of a zero value, from its standard error."""
     return float(2 * special.stdtr(degrees, -abs(value) / error))
 
 
-def student_interval(
+def compute_student_interval(
     value: float,
     error: float,
     degrees: float,
@@ -143,7 +143,7 @@ def student_interval(
     launches: int = 1,
 ) -> Estimate:
     """A value with Student's t interval, from its standard error and its degrees of freedom."""
-    half = student_quantile(degrees, level) * error
+    half = compute_student_quantile(degrees, level) * error
     return Estimate(value, value - half, value + half, n, reason, basis, launches)
 
 
@@ -156,7 +156,7 @@ def mean(values: npt.ArrayLike) -> Estimate:
     value = float(array.mean())
     if n == 1:
         return Estimate(value=value, n=1, reason="one sample has no interval")
-    return student_interval(value, standard_error(array), n - 1, n)
+    return compute_student_interval(value, standard_error(array), n - 1, n)
 
 
 def standard_error(values: Samples) -> float:
@@ -212,7 +212,7 @@ def bootstrap_quantiles(values: Samples, p: float, draws: int, rng: np.random.Ge
     n = int(values.size)
     length = max(math.ceil(n ** (1 / 3)), math.ceil(n / MAX_BLOCKS))
     block = np.arange(n) // length
-    return weighted_quantiles(values, p, block, resample(int(block[-1]) + 1, draws, rng))
+    return compute_weighted_quantiles(values, p, block, resample(int(block[-1]) + 1, draws, rng))
 
 
 def resample(groups: int, draws: int, rng: np.random.Generator) -> Samples:
@@ -221,7 +221,7 @@ def resample(groups: int, draws: int, rng: np.random.Generator) -> Samples:
     return np.bincount(chosen.ravel(), minlength=draws * groups).reshape(draws, groups).astype(np.float64)
 
 
-def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples) -> Samples:
+def compute_weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples) -> Samples:
     """The p-quantile of each replicate: `weights` (draws x groups) says how often the values of each group count.
 
     NaN where a replicate draws no group that has a value.

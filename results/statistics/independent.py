@@ -25,10 +25,10 @@ from results.statistics.estimates import (
     LEVEL,
     ROUNDING,
     clean,
+    compute_student_interval,
+    compute_student_p,
+    compute_student_quantile,
     standard_error,
-    student_interval,
-    student_p,
-    student_quantile,
 )
 from results.statistics.trials import MIN_PAIRED
 
@@ -71,7 +71,7 @@ def subtract_means(first: npt.ArrayLike, second: npt.ArrayLike, *, level: float 
     degrees = 1 / math.fsum(
         (variance / total) ** 2 / (sample.size - 1) for variance, sample in zip(variances, samples, strict=True)
     )
-    return student_interval(value, math.sqrt(total), degrees, n, level=level, launches=n)
+    return compute_student_interval(value, math.sqrt(total), degrees, n, level=level, launches=n)
 
 
 def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
@@ -149,10 +149,10 @@ def _is_symmetric(points: Points, scale: Scale, above: float) -> bool:
 
 def _find_p_of_welch(difference: float, halves: Sequence[float], degrees: Sequence[float]) -> float:
     """`halves`: half the width of each interval, at least one of them above 0."""
-    variances = [(half / student_quantile(own)) ** 2 for half, own in zip(halves, degrees, strict=True)]
+    variances = [(half / compute_student_quantile(own)) ** 2 for half, own in zip(halves, degrees, strict=True)]
     total = math.fsum(variances)
     freedom = 1 / math.fsum((part / total) ** 2 / own for part, own in zip(variances, degrees, strict=True))
-    return student_p(difference, math.sqrt(total), freedom)
+    return compute_student_p(difference, math.sqrt(total), freedom)
 
 
 def _take_logarithm(estimate: Estimate) -> Estimate:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from results.records.estimate import Estimate
-from results.statistics.estimates import LEVEL, holm
+from results.statistics.estimates import LEVEL, correct_by_holm
 from results.statistics.p_values import format_p, state_p
 from results.statistics.trials import MIN_PAIRED
 
@@ -100,7 +100,7 @@ def leave_undecided(measured: Estimate) -> Outcome:
     return Outcome.OPEN if measured.value is None else Outcome.UNDECIDED
 
 
-def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
+def explain_few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
     """Why this many launches per `of` (config, policy, engine) give no verdict, and what would; empty where they do."""
     if launches >= MIN_PAIRED:
         return ""
@@ -136,7 +136,7 @@ def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY
     """Why no verdict may rest on this estimate; empty where one may."""
     if estimate.value is None:
         return estimate.reason or "not measured"
-    few = few_launches(estimate.launches, of, remedy)
+    few = explain_few_launches(estimate.launches, of, remedy)
     if few:
         return f"{few} ({estimate.reason})" if estimate.reason else few
     if estimate.low is None or estimate.high is None:
@@ -144,7 +144,7 @@ def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY
     return ""
 
 
-def decisive(estimate: Estimate, remedy: str = TRIALS_REMEDY) -> Estimate:
+def withhold_bounds(estimate: Estimate, remedy: str = TRIALS_REMEDY) -> Estimate:
     """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
     why = withheld(estimate, remedy=remedy)
     return replace(estimate, low=None, high=None, reason=why) if why else estimate
@@ -166,7 +166,7 @@ def correct_together(judgements: Sequence[Judgement], *, undefined: int = 0) -> 
     """
     known = [one.p for one in judgements if one.p is not None]
     count = len(known) + undefined
-    corrected = iter(holm([*known, *[1.0] * undefined]))
+    corrected = iter(correct_by_holm([*known, *[1.0] * undefined]))
     return tuple(one if one.p is None else _require_survival(one, one.p, next(corrected), count) for one in judgements)
 
 
@@ -182,7 +182,7 @@ def _require_survival(judgement: Judgement, p: float, corrected: float, count: i
     return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)
 
 
-def excluded_above(estimate: Estimate, none: float = 0.0) -> float | None:
+def find_excluded_above(estimate: Estimate, none: float = 0.0) -> float | None:
     """The upper bound of an interval over launches that covers no effect: larger effects are excluded; else None.
 
     None too where the interval has no width: launches that agree to the last digit exclude nothing.
@@ -192,7 +192,7 @@ def excluded_above(estimate: Estimate, none: float = 0.0) -> float | None:
     return estimate.high if estimate.low <= none <= estimate.high else None
 
 
-def excluded_text(
+def describe_excluded(
     estimate: Estimate, *, none: float = 0.0, of: str = "effects", unit: str = "%", both_sides: bool = False
 ) -> str:
     """Which effects an interval that covers no effect excludes: `effects above 12.0 % are excluded`; else empty.
@@ -201,7 +201,7 @@ def excluded_text(
     with `%`, `pp` of a difference of fractions, or `ms` of one in seconds. `both_sides`: `effects below -5.0 % and
     above +12.0 % are excluded`, where an effect may have either sign.
     """
-    high = excluded_above(estimate, none)
+    high = find_excluded_above(estimate, none)
     if high is None or estimate.low is None:
         return ""
     scale = 1e3 if unit.startswith("ms") else 100.0

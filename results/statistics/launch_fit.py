@@ -27,8 +27,8 @@ from results.statistics.estimates import (
     Samples,
     all_agree,
     bound_sigma,
+    compute_student_interval,
     mean,
-    student_interval,
 )
 from results.statistics.trials import MIN_PAIRED
 
@@ -107,7 +107,7 @@ def fit_sizes(values: Mapping[Size, Mapping[int, float]]) -> SizeFit[Size] | str
     return SizeFit(
         estimates,
         dict(zip(sizes, p.tolist(), strict=True)),
-        mean_over_launches(y.mean(axis=0).tolist()),
+        estimate_mean_over_launches(y.mean(axis=0).tolist()),
         float(degrees.max()),
         _measure_spread(y),
     )
@@ -125,7 +125,7 @@ def _find_common(values: Mapping[Size, Mapping[int, float]]) -> tuple[list[Size]
     return sizes, launches, np.array([[values[size][launch] for launch in launches] for size in sizes])
 
 
-def slope_over_launches(values: Mapping[Size, Mapping[int, float]]) -> Estimate:
+def estimate_slope_over_launches(values: Mapping[Size, Mapping[int, float]]) -> Estimate:
     """Change of the mean over the sizes per launch, by the launches' numbers.
 
     Least squares over the launches' means; Student's t with launches - 2 degrees of freedom. values: as of
@@ -144,7 +144,7 @@ def slope_over_launches(values: Mapping[Size, Mapping[int, float]]) -> Estimate:
     if error <= ROUNDING * max(float(np.abs(y).max()), 1.0):
         why = "the launches lie on a line: nothing tells how they vary"
         return Estimate(slope, n=count, reason=why, launches=count)
-    return student_interval(slope, error, count - 2, count, basis=f"over {count} launches", launches=count)
+    return compute_student_interval(slope, error, count - 2, count, basis=f"over {count} launches", launches=count)
 
 
 def _estimate_mean(value: float, half: float | None, launches: int) -> Estimate:
@@ -186,7 +186,7 @@ def _measure_spread(y: Samples) -> LaunchSpread | None:
     return LaunchSpread(math.sqrt(pooled), low, high, degrees, y.shape[1], y.shape[0])
 
 
-def mean_over_launches(values: Sequence[float | None]) -> Estimate:
+def estimate_mean_over_launches(values: Sequence[float | None]) -> Estimate:
     """The mean of one number per launch with Student's t interval; none below three launches."""
     known = [value for value in values if value is not None]
     if not known:
@@ -201,8 +201,8 @@ def mean_over_launches(values: Sequence[float | None]) -> Estimate:
 
 
 def merge_launches(each: Sequence[Estimate]) -> Estimate:
-    """`mean_over_launches` of one estimate per launch; where launches lack the value, with their reasons."""
-    merged = mean_over_launches([one.value for one in each])
+    """`estimate_mean_over_launches` of one estimate per launch; where launches lack the value, with their reasons."""
+    merged = estimate_mean_over_launches([one.value for one in each])
     why = "; ".join(dict.fromkeys(one.reason for one in each if one.value is None and one.reason))
     if not why:
         return merged

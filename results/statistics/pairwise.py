@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.statistics.block_model import BlockModel, Launches, find_noisy, fit_model, own_differences
-from results.statistics.blocks import POWER, Together, contrast_apart, find_fewest_launches
-from results.statistics.estimates import LEVEL, Samples, standard_error, student_quantile
-from results.statistics.largest_t import pairs_critical, pairs_p
+from results.statistics.block_model import BlockModel, Launches, compute_own_differences, find_noisy, fit_model
+from results.statistics.blocks import POWER, Together, contrast_config_apart, find_fewest_launches
+from results.statistics.estimates import LEVEL, Samples, compute_student_quantile, standard_error
+from results.statistics.largest_t import compute_pairs_critical, compute_pairs_p
 
 
 def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] | str:
@@ -38,10 +38,10 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
     together: dict[str, Together] = {}
     for name in names[1:]:
         if isinstance(model, BlockModel) and best in pooled and name in pooled:
-            own = own_differences(measured[name], [measured[best]])
+            own = compute_own_differences(measured[name], [measured[best]])
             together[name] = _contrast_pair(model, name, best, own, len(pooled) / len(names))
         else:
-            alone = contrast_apart(own_differences(measured[name], [measured[best]]), len(names))
+            alone = contrast_config_apart(compute_own_differences(measured[name], [measured[best]]), len(names))
             if alone is not None and alone.together is not None:
                 together[name] = alone.together
     return together
@@ -49,26 +49,26 @@ def judge_against_best(launches: Launches, best: str) -> Mapping[str, Together] 
 
 def _contrast_pair(model: BlockModel, name: str, best: str, own: Samples, part: float) -> Together:
     """`own`: the config less the best in each block; `part`: of the family's error that the model's pairs share."""
-    (difference,), variance = model.compare(np.array([model.weights_of(name) - model.weights_of(best)]))
+    (difference,), variance = model.compare(np.array([model.make_weights(name) - model.make_weights(best)]))
     error = math.sqrt(float(variance[0, 0]))
-    half = pairs_critical(model.spread, model.degrees, 1 - (1 - LEVEL) * part) * error
-    p = min(1.0, pairs_p(model.spread, model.degrees, difference / error) / part)
+    half = compute_pairs_critical(model.spread, model.degrees, 1 - (1 - LEVEL) * part) * error
+    p = min(1.0, compute_pairs_p(model.spread, model.degrees, difference / error) / part)
     low, high = difference - half, difference + half
     if own.size < 2 or not own.any():
         return Together(low, high, p)
-    middle, own_half = float(own.mean()), student_quantile(own.size - 1) * standard_error(own)
+    middle, own_half = float(own.mean()), compute_student_quantile(own.size - 1) * standard_error(own)
     return Together(min(low, middle - own_half), max(high, middle + own_half), p)
 
 
-def detectable_pair(sigma: float, launches: int, configs: int) -> float:
+def compute_detectable_pair(sigma: float, launches: int, configs: int) -> float:
     """As `detectable_effect`, of any two of the configs, judged as `judge_against_best` does."""
     degrees = (launches - 1) * (configs - 1)
     if degrees < 1:
         return math.inf
     quantile = float(special.stdtrit(degrees, POWER))
-    return (pairs_critical(np.eye(configs), degrees) + quantile) * sigma * math.sqrt(2 / launches)
+    return (compute_pairs_critical(np.eye(configs), degrees) + quantile) * sigma * math.sqrt(2 / launches)
 
 
-def launches_for_pair(effect: float, sigma: float, configs: int) -> int | None:
+def find_launches_for_pair(effect: float, sigma: float, configs: int) -> int | None:
     """The fewest launches per config that detect this difference of two; None above MAX_PLANNED_LAUNCHES."""
-    return find_fewest_launches(effect, lambda count: detectable_pair(sigma, count, configs))
+    return find_fewest_launches(effect, lambda count: compute_detectable_pair(sigma, count, configs))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from results.records.estimate import Estimate
-from results.statistics.estimates import LEVEL, student_p, student_quantile
+from results.statistics.estimates import LEVEL, compute_student_p, compute_student_quantile
 from results.statistics.judgement import Outcome, withheld
 
 LEAST_P = 1e-6
@@ -31,10 +31,10 @@ def find_p_value(estimate: Estimate, none: float) -> float | None:
     points = [estimate.low, estimate.value, estimate.high]
     low, value, high = [math.log(point) for point in points] if none == 1.0 else [point - none for point in points]
     freedom = estimate.launches - 1
-    error = (value - low if value > 0 else high - value) / student_quantile(freedom)
+    error = (value - low if value > 0 else high - value) / compute_student_quantile(freedom)
     if error <= 0:  # sign test
         return 2.0 ** (1 - estimate.launches) if value else 1.0
-    return student_p(value, error, freedom)
+    return compute_student_p(value, error, freedom)
 
 
 def change_level(estimate: Estimate, level: float, *, is_ratio: bool = False) -> Estimate:
@@ -50,7 +50,7 @@ def change_level(estimate: Estimate, level: float, *, is_ratio: bool = False) ->
         return replace(estimate, low=None, high=None)  # launches that all agree: the sign test cannot reach the level
     if level == LEVEL:
         return estimate
-    by = student_quantile(freedom, level) / student_quantile(freedom)
+    by = compute_student_quantile(freedom, level) / compute_student_quantile(freedom)
     if is_ratio:
         logs = (by * math.log(bound / estimate.value) for bound in (estimate.low, estimate.high))
         low, high = (estimate.value * math.exp(max(-LARGEST, min(one, LARGEST))) for one in logs)

@@ -23,10 +23,10 @@ from results.statistics.estimates import (
     Samples,
     all_agree,
     bound_draws,
+    compute_student_interval,
+    compute_student_p,
+    compute_student_quantile,
     standard_error,
-    student_interval,
-    student_p,
-    student_quantile,
 )
 
 MIN_PAIRED = 3
@@ -129,7 +129,7 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
     why = measured.no_interval or (ALL_AGREE if all_agree(values) else "")
     if why:
         return Estimate(value, n=n, reason=why, basis=basis(measured), launches=values.size)
-    return student_interval(
+    return compute_student_interval(
         value, standard_error(values), values.size - 1, n, level=level, reason=measured.reason or None,
         basis=basis(measured), launches=values.size,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
     if not measured.trials:
         return unknown(measured.reason)
     value, n, launches = float(measured.values.mean()), _count_samples(measured), len(measured.trials)
-    draws = _mean_draws(measured)
+    draws = _average_draws(measured)
     if isinstance(draws, str):
         return Estimate(value, n=n, reason=draws, launches=launches)
     low, high = bound_draws(draws, level)
@@ -184,8 +184,8 @@ def _bound_share(part: Measured, whole: Measured, joint: Joint | None) -> tuple[
     if joint is not None and whole.joint is not None:
         return bound_draws(joint.draws[whole.joint.draws > 0])
     if len(part.trials) >= MIN_PAIRED:
-        return _fieller(part.values, whole.values)
-    draws, base_draws = _mean_draws(part), _mean_draws(whole)
+        return _compute_fieller_bounds(part.values, whole.values)
+    draws, base_draws = _average_draws(part), _average_draws(whole)
     if isinstance(draws, str):
         return draws
     if isinstance(base_draws, str):
@@ -201,20 +201,20 @@ def p_value(measured: Measured, none: float = 0.0) -> float | None:
     """
     values = measured.values - none
     if values.size < MIN_PAIRED:
-        draws = _mean_draws(measured) if values.size else ""
-        return None if isinstance(draws, str) else _draws_p(draws - none)
+        draws = _average_draws(measured) if values.size else ""
+        return None if isinstance(draws, str) else _compute_draws_p(draws - none)
     if measured.joint is not None:
-        return _draws_p(measured.joint.draws - none)
+        return _compute_draws_p(measured.joint.draws - none)
     if measured.no_interval:
         return None
     if not values.any():
         return 1.0
     if all_agree(values):  # without a spread only the signs count (sign test)
         return float(2.0 ** (1 - values.size))
-    return student_p(float(values.mean()), standard_error(values), values.size - 1)
+    return compute_student_p(float(values.mean()), standard_error(values), values.size - 1)
 
 
-def _draws_p(draws: Samples) -> float:
+def _compute_draws_p(draws: Samples) -> float:
     finite = draws[np.isfinite(draws)]
     beyond = min(int((finite <= 0).sum()), int((finite >= 0).sum()))
     return min(1.0, 2 * (beyond + 1) / (finite.size + 1))
@@ -232,16 +232,16 @@ def _count_samples(measured: Measured) -> int:
     return sum(trial.n for trial in measured.trials.values())
 
 
-def _mean_draws(measured: Measured) -> Samples | str:
+def _average_draws(measured: Measured) -> Samples | str:
     """Replicates of the mean over the trials, or why there are none."""
     drawn = [trial.draws() for trial in measured.trials.values()]
     why = [draws for draws in drawn if isinstance(draws, str)]
     return why[0] if why else np.mean(np.stack([draws for draws in drawn if not isinstance(draws, str)]), axis=0)
 
 
-def _fieller(part: Samples, whole: Samples) -> tuple[float, float]:
+def _compute_fieller_bounds(part: Samples, whole: Samples) -> tuple[float, float]:
     """Bounds f where |mean(part - f whole)| = t standard errors; the mean of `whole` is distinguishable from zero."""
-    square = student_quantile(part.size - 1) ** 2 / part.size
+    square = compute_student_quantile(part.size - 1) ** 2 / part.size
     var_part, both, _, var_whole = (square * np.cov(part, whole)).ravel()
     top, bottom = float(part.mean()), float(whole.mean())
     a, b, c = bottom**2 - var_whole, top * bottom - both, top**2 - var_part

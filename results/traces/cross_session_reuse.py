@@ -85,15 +85,15 @@ class FirstUse:
         return later + 1
 
 
-def first_use(keys: Keys, block_tokens: int, last_tokens: int, branches: Counts = NO_BRANCHES) -> FirstUse:
+def make_first_use(keys: Keys, block_tokens: int, last_tokens: int, branches: Counts = NO_BRANCHES) -> FirstUse:
     """Follow every block. Holds `keys` without a copy."""
     return FirstUse(
-        keys, _positions_to(1 << keys.size.bit_length())[: keys.size], keys.size, block_tokens, last_tokens, branches
+        keys, _make_positions(1 << keys.size.bit_length())[: keys.size], keys.size, block_tokens, last_tokens, branches
     )
 
 
 @lru_cache(maxsize=32)
-def _positions_to(count: int) -> Positions:
+def _make_positions(count: int) -> Positions:
     positions = np.arange(count, dtype=np.int32)
     positions.setflags(write=False)
     return positions
@@ -216,7 +216,7 @@ class CrossSessionReuse:
 
     def _exceeds_memory(self, more_keys: int) -> bool:
         """Whether `more_keys` keys would exceed the memory."""
-        left = self._memory_bytes - self._known.nbytes_with(more_keys) - self._queued_bytes
+        left = self._memory_bytes - self._known.count_bytes_with(more_keys) - self._queued_bytes
         if self._shared.nbytes > left:
             self._shared.merge()
         return self._shared.nbytes > left and self._sample.one_in < _FEWEST_FOLLOWED
@@ -224,7 +224,7 @@ class CrossSessionReuse:
     def _halve_sample(self) -> None:
         always = self._sample.always
         if self._sample.one_in == 1:  # only while every count is exact
-            always = self._shared.most_used(self._memory_bytes // (_COMMON_SHARE * _SHARED_BLOCK_BYTES))
+            always = self._shared.list_most_used(self._memory_bytes // (_COMMON_SHARE * _SHARED_BLOCK_BYTES))
         self._sample = Sample(2 * self._sample.one_in, always)
         self._known.thin(self._sample)
         self._shared.thin(self._sample)
@@ -274,7 +274,7 @@ class _SharedBlocks:
         self.first_tokens = np.add.reduceat(np.concatenate((self.first_tokens, first_tokens))[order], begins)
         self.all_tokens = np.add.reduceat(np.concatenate((self.all_tokens, all_tokens))[order], begins)
 
-    def most_used(self, most: int) -> Keys:
+    def list_most_used(self, most: int) -> Keys:
         """The up to `most` blocks with the most reuse, sorted by key."""
         self.merge()
         return np.sort(self.keys[np.argsort(-self.all_tokens, kind="stable")[:most]])

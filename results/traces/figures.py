@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.report.direct_labels import Named, label_lines
 from results.report.figure import Drawers, Figure
-from results.report.ink import FILLS, HATCHES, panel_sheet, sheet
+from results.report.ink import FILLS, HATCHES, make_panel_sheet, sheet
 from results.report.marks import EDGE, column, name_bars, name_rows, write_note
 from results.report.output import write_figures
 from results.traces.description import DEPLOYMENTS, GIB, TraceDescription
@@ -36,7 +36,11 @@ _EVEN = "#7f7f7f"
 
 def build_figures(description: TraceDescription) -> tuple[Figure, ...]:
     """f2a, f2b and f2c; one that cannot be drawn holds its reason."""
-    return reuse_split(description), session_skew(description), kv_capacity(description)
+    return (
+        make_reuse_split_figure(description),
+        make_session_skew_figure(description),
+        make_kv_capacity_figure(description),
+    )
 
 
 def write_trace_figures(description: TraceDescription, folder: Path) -> tuple[Figure, ...]:
@@ -49,7 +53,7 @@ def write_trace_figures(description: TraceDescription, folder: Path) -> tuple[Fi
     return figures
 
 
-def reuse_split(description: TraceDescription) -> Figure:
+def make_reuse_split_figure(description: TraceDescription) -> Figure:
     """f2a: the bounds, and the origin of the reuse."""
     title = f"Reuse of prefixes: {description.facts['source']}"
     reuse = description.reuse
@@ -77,7 +81,7 @@ def reuse_split(description: TraceDescription) -> Figure:
     return Figure(REUSE, title, caption, table, name="2a")
 
 
-def session_skew(description: TraceDescription) -> Figure:
+def make_session_skew_figure(description: TraceDescription) -> Figure:
     """f2b: the share of the input tokens in the largest sessions."""
     title = f"Session skew: {description.facts['source']}"
     if not description.skew.top:
@@ -94,7 +98,7 @@ def session_skew(description: TraceDescription) -> Figure:
     return Figure(SKEW, title, caption, table, name="2b")
 
 
-def kv_capacity(description: TraceDescription) -> Figure:
+def make_kv_capacity_figure(description: TraceDescription) -> Figure:
     """f2c: the number of requests of one size that decode at the same time, by deployment."""
     title = f"Concurrent decodes: {description.facts['source']}"
     kv = description.kv
@@ -144,7 +148,7 @@ def _draw_reuse(figure: Figure) -> Drawing:
 
 def _draw_skew(figure: Figure) -> Drawing:
     table = figure.table
-    drawing, axes = panel_sheet(6.2, 3.6, figure.title)
+    drawing, axes = make_panel_sheet(6.2, 3.6, figure.title)
     curve, top = (table[table["mark"] == mark] for mark in ("curve", "top"))
     at, height = (column(curve, name, 100) for name in ("top_share", "input_share"))
     axes.plot(at, height, color="black")
@@ -172,7 +176,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     table = figure.table
     deployments = list(dict.fromkeys(table["deployment"]))
     groups = table.drop_duplicates("percentile")
-    drawing, axes = panel_sheet(7.2, 1 + 0.7 * len(groups), figure.title)
+    drawing, axes = make_panel_sheet(7.2, 1 + 0.7 * len(groups), figure.title)
     thick = 0.8 / len(deployments)
     for number, name in enumerate(deployments):
         rows = table[table["deployment"] == name]

@@ -40,14 +40,14 @@ _GROWTH = 1.4
 def prefix_keys(hashes: Sequence[int]) -> Keys:
     """One key per hash, in order, never 0. Hashes count modulo 2^64."""
     keys = _convert_to_words(hashes)
-    keys += _position_words(keys.size)
+    keys += _make_position_words(keys.size)
     mix_bits(keys)
     np.cumsum(keys, out=keys)  # sums of well mixed words are as well mixed
     keys[keys == _EMPTY] = 1
     return keys
 
 
-def prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
+def compute_prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
     """The `prefix_keys` of each prompt, one after the other, in one pass.
 
     For a prompt of a few dozen hashes a call of numpy takes far longer than its work.
@@ -55,7 +55,7 @@ def prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
     sizes = np.fromiter(map(len, prompts), dtype=np.int64, count=len(prompts))
     begins = np.repeat(np.cumsum(sizes) - sizes, sizes)  # of its prompt, for each hash
     keys = _convert_to_words(list(chain.from_iterable(prompts)))
-    keys += _position_words(int(sizes.max(initial=0)))[np.arange(keys.size) - begins]
+    keys += _make_position_words(int(sizes.max(initial=0)))[np.arange(keys.size) - begins]
     mix_bits(keys)
     sums = np.concatenate((np.zeros(1, dtype=np.uint64), np.cumsum(keys)))
     keys = sums[1:] - sums[begins]  # modulo 2^64, as the sums are
@@ -63,7 +63,7 @@ def prefix_keys_of_each(prompts: Sequence[Sequence[int]]) -> Keys:
     return keys
 
 
-def known_depth(keys: Keys, seen: Container[int]) -> int:
+def find_known_depth(keys: Keys, seen: Container[int]) -> int:
     """Number of leading keys in `seen`, which must contain with a key all keys before it in its prompt."""
     return bisect.bisect_left(range(keys.size), True, key=lambda index: int(keys[index]) not in seen)
 
@@ -98,13 +98,13 @@ def _convert_to_words(hashes: Sequence[int]) -> Keys:
         return np.fromiter((value & _MASK for value in hashes), dtype=np.uint64, count=len(hashes))
 
 
-def _position_words(count: int) -> Keys:
+def _make_position_words(count: int) -> Keys:
     """Different for each position, so that the same blocks in another order form another prefix."""
-    return _position_words_to(1 << count.bit_length())[:count]
+    return _make_position_words_to(1 << count.bit_length())[:count]
 
 
 @lru_cache(maxsize=32)
-def _position_words_to(count: int) -> Keys:
+def _make_position_words_to(count: int) -> Keys:
     words = np.arange(1, count + 1, dtype=np.uint64)
     words *= np.uint64(_GOLDEN)
     words.setflags(write=False)
@@ -124,7 +124,7 @@ class KeySet:
     """A set of keys at 11 to 15 bytes each: open addressing with linear probing, in numpy arrays."""
 
     def __init__(self) -> None:
-        self._slots = [_empty_slots(_FIRST_SLOTS) for _ in range(PARTS)]
+        self._slots = [_make_empty_slots(_FIRST_SLOTS) for _ in range(PARTS)]
         self._held = [0] * PARTS
         self._nbytes = sum(slots.nbytes for slots in self._slots)
 
@@ -135,14 +135,14 @@ class KeySet:
     def nbytes(self) -> int:
         return self._nbytes
 
-    def nbytes_with(self, more: int) -> int:
+    def count_bytes_with(self, more: int) -> int:
         """Bytes of the arrays after adding `more` keys, spread evenly over the parts."""
         if not more:
             return self._nbytes
         each = -(-more // PARTS)
         needed = [held + each for held in self._held]
         return sum(
-            slots.nbytes if count <= _FULLEST * slots.size else 8 * _slots_for(count)
+            slots.nbytes if count <= _FULLEST * slots.size else 8 * _count_slots_for(count)
             for slots, count in zip(self._slots, needed, strict=True)
         )
 
@@ -176,19 +176,19 @@ class KeySet:
         return earlier | again
 
     def _rebuild_part(self, number: int, keys: Keys, room_for: int = 0) -> None:
-        slots = _empty_slots(_slots_for(max(keys.size, room_for)))
+        slots = _make_empty_slots(_count_slots_for(max(keys.size, room_for)))
         self._nbytes += slots.nbytes - self._slots[number].nbytes
         self._slots[number] = slots
         _insert_keys(self._slots[number], keys)
         self._held[number] = int(keys.size)
 
 
-def _slots_for(keys: int) -> int:
+def _count_slots_for(keys: int) -> int:
     """Number of slots for `keys` keys with room for growth."""
     return max(int(keys / _FULLEST * _GROWTH), _FIRST_SLOTS)
 
 
-def _empty_slots(count: int) -> Keys:
+def _make_empty_slots(count: int) -> Keys:
     """Empty slots. A large array is its own mapping, which returns to the system when freed: on the heap the gaps of a
     growing set reached a third of its size."""
     if 8 * count < _MAPPED_BYTES:

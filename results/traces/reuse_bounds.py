@@ -82,13 +82,13 @@ def _bound_over_all(counted: TokenCounts, across: CrossReuse, shared_from: int) 
         shared_from=shared_from,
         distinct_blocks=across.blocks,
         followed_one_in=across.one_in,
-        standard_error=_standard_errors(counted, across, reused, shares),
+        standard_error=_estimate_standard_errors(counted, across, reused, shares),
     )
     intra = counted.intra_tokens / counted.input_tokens if counted.has_sessions else None
     return Bounds(reused / counted.input_tokens, intra, reuse, reasons)
 
 
-def _standard_errors(
+def _estimate_standard_errors(
     counted: TokenCounts, across: CrossReuse, reused: float, shares: Mapping[str, float | None]
 ) -> Mapping[str, float]:
     """Standard errors of the bound and the shares, to first order, with independent numerator and denominator."""

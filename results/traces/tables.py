@@ -17,7 +17,7 @@ LENGTHS = {
 }
 
 
-def headline_text(description: TraceDescription) -> str:
+def format_headline(description: TraceDescription) -> str:
     facts = description.facts
     chained = "a hash stands for its block and all before it" if facts["hashes_chained"] else "hashes of single blocks"
     return (
@@ -30,7 +30,7 @@ def headline_text(description: TraceDescription) -> str:
 
 def build_tables(description: TraceDescription) -> tuple[Table, ...]:
     """Every table with rows, in reading order."""
-    builders = (_totals_table, _reuse_table, _skew_table, _lengths_table, _capacity_table)
+    builders = (_make_totals_table, _make_reuse_table, _make_skew_table, _make_lengths_table, _make_capacity_table)
     candidates = [build(description) for build in builders]
     return tuple(table for table in candidates if table.rows)
 
@@ -54,7 +54,7 @@ def list_limits(description: TraceDescription) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _totals_table(description: TraceDescription) -> Table:
+def _make_totals_table(description: TraceDescription) -> Table:
     ratio = description.input_output_ratio
     rows = (
         ("requests", f"{description.requests}"),
@@ -68,7 +68,7 @@ def _totals_table(description: TraceDescription) -> Table:
     return Table("Trace", ("", "value"), rows)
 
 
-def _reuse_table(description: TraceDescription) -> Table:
+def _make_reuse_table(description: TraceDescription) -> Table:
     reuse = description.reuse
     rows = (
         ("bound, any session", "apc_bound_any", description.apc_bound_any, "of input tokens"),
@@ -91,7 +91,7 @@ def _format_share(value: float | None, error: float | None) -> str:
     return f"{100 * value:.2f} %" + (f" ± {100 * error:.2g}" if error else "")
 
 
-def _skew_table(description: TraceDescription) -> Table:
+def _make_skew_table(description: TraceDescription) -> Table:
     rows = tuple(
         (f"top {100 * top.top_share:g} %", f"{top.sessions}", f"{100 * top.input_share:.1f} %")
         for top in description.skew.top
@@ -99,7 +99,7 @@ def _skew_table(description: TraceDescription) -> Table:
     return Table("Session skew", ("sessions by input tokens", "sessions", "share of input tokens"), rows)
 
 
-def _lengths_table(description: TraceDescription) -> Table:
+def _make_lengths_table(description: TraceDescription) -> Table:
     rows = tuple(
         (
             label,
@@ -116,7 +116,7 @@ def _format_size(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _capacity_table(description: TraceDescription) -> Table:
+def _make_capacity_table(description: TraceDescription) -> Table:
     kv = description.kv
     if not kv.capacity:
         return Table("Concurrent decodes", (), ())

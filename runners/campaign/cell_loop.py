@@ -49,7 +49,7 @@ from state.errors import DiskFull as StateDiskFull
 from state.errors import StateError
 from state.lease import HEARTBEAT_S, Lease
 from state.model import CellView, InstanceView
-from state.process_identity import ProcessIdentity, this_process
+from state.process_identity import ProcessIdentity, identify_this_process
 from state.store import RunStore
 from state.view import fold
 
@@ -210,7 +210,7 @@ class CellLoop:
 
     async def _run_cell(self, plan: CellPlan) -> bool:
         """Run one cell to its end; False when the operator stopped it in the middle."""
-        reason = self._cells.why_skip(plan, self._view)
+        reason = self._cells.explain_skip(plan, self._view)
         if reason:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
             return True
@@ -295,7 +295,7 @@ class CellLoop:
     def _explain_failure(self, plan: CellPlan, error: Exception, begin_seq: int) -> tuple[bool, str]:
         """Whether the cell is tried again, and why it failed."""
         if isinstance(error, (CellFailed, LaunchError, RunnerError, SpecError)):
-            again = CUT_BY_DISK if self._is_disk_full() else self._why_again(plan.cell, error, begin_seq)
+            again = CUT_BY_DISK if self._is_disk_full() else self._explain_retry(plan.cell, error, begin_seq)
             return bool(again), again or _join_remedy(error)
         # one cell's error must not end the run for the other cells; run.log has the traceback
         log.error("cell %s", plan.cell, exc_info=error)
@@ -308,7 +308,7 @@ class CellLoop:
             return True
         return False
 
-    def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
+    def _explain_retry(self, cell: str, failed: Exception, begin_seq: int) -> str:
         """Why a cell that failed is tried again: one of its processes was ended from outside; empty = it is not.
 
         Once for each cell, and whenever the run is being stopped. An engine that dies at its start has had its second
@@ -440,7 +440,7 @@ def _find_process(instance: InstanceView) -> ProcessIdentity | None:
     """The main process of an engine. A record without a host, by an older Tracon, is taken to be of this host."""
     if instance.pid is None or instance.process_start is None:
         return None
-    here = this_process()
+    here = identify_this_process()
     return ProcessIdentity(
         instance.pid,
         instance.process_start,

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.gpu_devices import VISIBLE, name_devices
 from launch.instance import Instance
 from launch.ports import LOOPBACK
@@ -93,7 +93,7 @@ async def _start_group(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...
 async def _launch_member(launcher: Launcher, plan: GroupPlan, index: int, turn: asyncio.Semaphore) -> Member:
     name, layout = f"e{index}", ConfigLayout(plan.folder / f"e{index}")
     port = launcher.profile.launch.port_base + index * plan.ports
-    first = port + ports_needed(launcher.configs[plan.configs[index]])
+    first = port + count_ports_needed(launcher.configs[plan.configs[index]])
     events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
     async with turn:
         engine = await launcher.launch(
@@ -103,7 +103,7 @@ async def _launch_member(launcher: Launcher, plan: GroupPlan, index: int, turn: 
             transfer_log=plan.transfer_log,
             prefix=name,
             extra_args=(
-                *(() if events is None else ("--kv-events-config", _event_settings(events))),
+                *(() if events is None else ("--kv-events-config", _make_event_settings(events))),
                 *plan.args,
                 *(plan.decode_args if plan.roles[index] == "decode" else ()),
             ),
@@ -119,7 +119,7 @@ async def _stop_engines(launcher: Launcher, engines: Sequence[Instance], reason:
             raise result
 
 
-def _event_settings(events: EventSource) -> str:
+def _make_event_settings(events: EventSource) -> str:
     return json.dumps(
         {
             "enable_kv_cache_events": True,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from launch.command import LaunchSpec, build_launch, unwritable, write_launch
+from launch.command import LaunchSpec, build_launch, make_unwritable, write_launch
 from launch.death import describe_death, describe_stall, explain_death
 from launch.environment import Engine, capture
 from launch.errors import HostObstacle, LaunchError
@@ -58,7 +58,7 @@ class Launcher:
         self._capturing = asyncio.Lock()
         self._watches: dict[str, asyncio.Task[None]] = {}
 
-    def config_layout(self, config: str) -> ConfigLayout:
+    def find_config_layout(self, config: str) -> ConfigLayout:
         return self._layout.config(self.date, config)
 
     def take_number(self, config: str) -> int:
@@ -173,7 +173,7 @@ class Launcher:
         try:
             append_rows(path, [fault])
         except OSError as error:
-            raise unwritable(path, error) from error
+            raise make_unwritable(path, error) from error
 
     async def _capture_environment(self) -> bytes:
         """What the engines run with, looked up once per run process: it takes a second of a core."""

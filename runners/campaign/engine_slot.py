@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.errors import LaunchError
 from launch.instance import Instance
 from launch.ports import free_port
@@ -44,7 +44,7 @@ class EngineSlot:
         await self.release("another engine is needed" if self._key != key else "the engine died")
         if key in self._failures:
             raise self._failures[key]
-        layout, port = self._launcher.config_layout(config), self._launcher.profile.launch.port_base
+        layout, port = self._launcher.find_config_layout(config), self._launcher.profile.launch.port_base
         launch = partial(self._launcher.launch, config, layout, port, preflight=preflight, profile=profile)
         try:
             self._instance = await retry_start(launch)
@@ -71,7 +71,7 @@ class EngineSlot:
     ) -> AsyncIterator[Instance]:
         """A second instance of the config, launched for pre-flight, with its files in `folder`. Raises LaunchError."""
         launcher = self._launcher
-        needed = ports_needed(launcher.configs[config])
+        needed = count_ports_needed(launcher.configs[config])
         port = await asyncio.to_thread(free_port, launcher.profile.launch.port_base + needed, needed)
         instance = await launcher.launch(
             config, ConfigLayout(folder), port, preflight=True, extra_env=extra_env, profile=profile

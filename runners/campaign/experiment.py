@@ -129,7 +129,7 @@ class CellRunner(Protocol):
     def ahead(self) -> RunsAhead | None:
         """Its cells that may run ahead of their turn; None = each waits for its turn."""
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         """Why the cell is not to run now; empty = run it."""
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:

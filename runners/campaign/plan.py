@@ -131,7 +131,7 @@ def _shorten_value(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`45 s`, `9 min 30 s` or `4 h 52 min`."""
     whole = round(seconds)
     if whole < 60:

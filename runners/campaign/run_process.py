@@ -24,7 +24,7 @@ from runners.campaign.engine_slot import EngineSlot
 from runners.campaign.experiment import Experiment
 from runners.campaign.gpus import take_free_gpus
 from runners.campaign.plan import find_changes_for_rest
-from runners.campaign.start import Prepared, options_of, prepare_run
+from runners.campaign.start import Prepared, prepare_run, rebuild_options
 from runners.errors import ExitCode, RunnerError
 from state import lease as leases
 from state.run import RUN_TRANSITIONS
@@ -54,7 +54,7 @@ def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, acc
     """What the frozen plan needs, as it is now on this host; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
-        prepared = prepare_run(experiment, options_of(view.plan), need_engine=True)
+        prepared = prepare_run(experiment, rebuild_options(view.plan), need_engine=True)
         changes = find_changes_for_rest(view, prepared.plan)
         if changes and not accept_changes:
             raise RunnerError(

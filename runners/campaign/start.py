@@ -99,7 +99,7 @@ def require_ports(prepared: Prepared) -> None:
     require_free({f"engine port {port - first}": port for port in range(first, first + prepared.draft.ports)})
 
 
-def options_of(plan: RunPlan) -> RunOptions:
+def rebuild_options(plan: RunPlan) -> RunOptions:
     """The options that make this plan again, to compare both.
 
     An engine environment that is gone is left out: the one found in its place is a change like any other. Raises

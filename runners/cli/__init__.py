@@ -144,7 +144,7 @@ def refuse_host() -> None:
 
 def place_caches() -> None:
     """Move the caches of the libraries, this process's and its engines', out of a home folder that is read-only."""
-    from launch.cache_folders import cache_env, can_write
+    from launch.cache_folders import can_write, make_cache_env
 
     try:
         home = Path.home()
@@ -154,7 +154,7 @@ def place_caches() -> None:
     if not can_write(home):
         from launch.environment import home as tracon_home
 
-        os.environ.update(cache_env(os.environ, home, tracon_home() / "caches"))
+        os.environ.update(make_cache_env(os.environ, home, tracon_home() / "caches"))
 
 
 def main() -> None:

@@ -27,10 +27,10 @@ MOST_SHORTFALLS = 8
 
 def open_console(run: str | None, workspace: Path | None, flags: Sequence[str] = ()) -> NoReturn:
     """Replace this process with the console."""
-    os.execv(sys.executable, [*_console_argv(run, workspace), *flags])
+    os.execv(sys.executable, [*_make_console_argv(run, workspace), *flags])
 
 
-def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
+def _make_console_argv(run: str | None, workspace: Path | None) -> list[str]:
     argv = [sys.executable, "-m", "console"]
     if run:
         argv.append(run)
@@ -40,11 +40,11 @@ def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
 
 
 def read_run(folder: Path) -> tuple[RunView, LeaseState]:
-    from state.lease import lease_state
+    from state.lease import read_lease_state
     from state.store import RunStore
 
     with RunStore.open(folder, read_only=True) as store:
-        return store.view(), lease_state(store)
+        return store.view(), read_lease_state(store)
 
 
 def accompany_run(
@@ -57,7 +57,7 @@ def accompany_run(
     from runners.campaign.exit_code import list_shortfalls
     from runners.cli.follow import await_lease
     from runners.cli.reports import render_ending
-    from runners.cli.tables import status_json
+    from runners.cli.tables import make_status_json
 
     if detach:
         await_lease(folder, worker_pid)  # so that the next command finds a live run
@@ -81,7 +81,7 @@ def accompany_run(
     if json and document is not None and document.is_file():
         terminal.print_json_line(document.read_bytes())
     elif json:
-        terminal.print_json(status_json(view, lease, folder, time.time()))
+        terminal.print_json(make_status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
         terminal.out().print(render_ending(folder))
     for text in list_shortfalls(view)[:MOST_SHORTFALLS]:
@@ -93,7 +93,7 @@ def _watch_in_console(folder: Path) -> int:
     """Show the console until it is closed; returns the run's exit code, INTERRUPTED if it still runs."""
     from runners.campaign.exit_code import exit_code
 
-    subprocess.run(_console_argv(str(folder), None), check=False)
+    subprocess.run(_make_console_argv(str(folder), None), check=False)
     view, lease = read_run(folder)
     return ExitCode.INTERRUPTED if lease.live else exit_code(view)
 

@@ -12,7 +12,7 @@ from results.records.count import format_count
 from runners.campaign.steering import retry_cells, skip_cells
 from runners.errors import RunnerError
 from state import operator_requests
-from state.lease import lease_state
+from state.lease import read_lease_state
 from state.model import RequestView
 from state.store import RunStore
 
@@ -29,9 +29,9 @@ def ask_run(folder: Path, action: str, target: str, reason: str) -> dict[str, An
     asked: dict[str, Any] = {"run": folder.name, "action": action, "target": target}
     with RunStore.open(folder) as store:
         operator_requests.check_request(store.plan, action, target)
-        if not lease_state(store).live:
+        if not read_lease_state(store).live:
             return asked | _apply_request(store, action, target, reason)
-        sender = f"{operator_requests.user_name()}/{os.getpid()}"
+        sender = f"{operator_requests.find_user_name()}/{os.getpid()}"
         request = operator_requests.submit(store, action, target, reason, sender)
         answer = _await_answer(store, request)
     accepted = bool(answer.accepted) if answer else True
@@ -57,10 +57,10 @@ def skip_stages(folder: Path, stages: Sequence[str]) -> None:
 def _await_answer(store: RunStore, request: int) -> RequestView | None:
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        row = next(row for row in store.request_rows() if row.request == request)
+        row = next(row for row in store.list_request_rows() if row.request == request)
         if not row.open:
             return row
-        if not lease_state(store).live:
+        if not read_lease_state(store).live:
             return None
         time.sleep(POLL_S)
     return None

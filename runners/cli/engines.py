@@ -67,11 +67,11 @@ def doctor(
     """
     from launch.doctor import examine, narrow_report, to_json
     from launch.doctor_rows import MISSING
-    from launch.profile import config_names, load_config, load_profile
-    from runners.cli.tables import doctor_tables
+    from launch.profile import list_config_names, load_config, load_profile
+    from runners.cli.tables import make_doctor_tables
 
     chosen = load_profile(profile)
-    requires = {name: load_config(name).requires_on(chosen.engine.kind) for name in config_names()}
+    requires = {name: load_config(name).requires_on(chosen.engine.kind) for name in list_config_names()}
     report = examine(chosen, requires, engine_python=engine_python, workspace=workspace, before_install=before_install)
     report = narrow_report(report, only) if only else report
     if before_install:  # only an environment can tell whether a config can run
@@ -79,7 +79,7 @@ def doctor(
     if json:
         terminal.print_json(to_json(report))
     else:
-        terminal.out().print(doctor_tables(report))
+        terminal.out().print(make_doctor_tables(report))
     missing = [row.what for row in report.rows if row.state == MISSING]
     if strict and missing:
         terminal.narrate(f"missing on this host: {', '.join(missing)}. The table has the remedy of each.")
@@ -88,11 +88,11 @@ def doctor(
 
 def profiles(json: JsonOption = False) -> None:
     """List profiles with their presets, and connector configs."""
-    from launch.profile import config_names, load_config, load_profile, profile_names
-    from runners.cli.tables import profiles_tables
+    from launch.profile import list_config_names, list_profile_names, load_config, load_profile
+    from runners.cli.tables import make_profiles_tables
 
-    known = [load_profile(name) for name in profile_names()]
-    configs = [load_config(name) for name in config_names()]
+    known = [load_profile(name) for name in list_profile_names()]
+    configs = [load_config(name) for name in list_config_names()]
     if json:
         terminal.print_json(
             {
@@ -111,7 +111,7 @@ def profiles(json: JsonOption = False) -> None:
             }
         )
     else:
-        terminal.out().print(profiles_tables(known, configs))
+        terminal.out().print(make_profiles_tables(known, configs))
 
 
 def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
@@ -123,7 +123,7 @@ def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
     """
     from launch.install import install as install_engine
 
-    with terminal.step_progress() as progress:
+    with terminal.show_step_progress() as progress:
         engine = install_engine(kind, progress=progress)
     if json:
         terminal.print_json({"kind": engine.kind, "python": str(engine.python), "versions": dict(engine.versions)})
@@ -168,7 +168,7 @@ def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = Fa
 def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """List engine environments and standalone engines."""
     from launch.environment import environments
-    from runners.cli.tables import engines_tables
+    from runners.cli.tables import make_engines_tables
     from runners.standalone_engine import list_running
 
     built, rows = environments(), list_running(workspace)
@@ -182,7 +182,7 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
             }
         )
     else:
-        terminal.out().print(engines_tables(built, rows))
+        terminal.out().print(make_engines_tables(built, rows))
 
 
 def logs(
@@ -191,9 +191,9 @@ def logs(
     workspace: WorkspaceOption = None,
 ) -> None:
     """Print the last lines of a standalone engine."""
-    from runners.standalone_engine import log_lines
+    from runners.standalone_engine import read_log_lines
 
-    for line in log_lines(name, lines, workspace):
+    for line in read_log_lines(name, lines, workspace):
         print(visible(line))
 
 

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 def workspace_of(root: Path | None) -> Workspace:
     """The workspace at `root`; None = the user's default."""
-    from state.workspace import Workspace, default_root
+    from state.workspace import Workspace, find_default_root
 
-    return Workspace(root or default_root())
+    return Workspace(root or find_default_root())
 
 
-def artifacts_of(run: str | None, workspace: Path | None) -> Path:
+def find_artifacts_folder(run: str | None, workspace: Path | None) -> Path:
     """The run's folder; a copy that lost its state file can still be analyzed."""
     from results.records.layout import RunLayout
 
@@ -25,8 +25,8 @@ def artifacts_of(run: str | None, workspace: Path | None) -> Path:
     return workspace_of(workspace).find(run)
 
 
-def compared_folder(run: str, workspace: Path | None) -> Path:
-    """As `artifacts_of`, but also accepts a folder that `tracon export` wrote."""
+def find_compared_folder(run: str, workspace: Path | None) -> Path:
+    """As `find_artifacts_folder`, but also accepts a folder that `tracon export` wrote."""
     from results.records.layout import RunLayout
 
-    return Path(run).resolve() if RunLayout(Path(run)).comparable.is_file() else artifacts_of(run, workspace)
+    return Path(run).resolve() if RunLayout(Path(run)).comparable.is_file() else find_artifacts_folder(run, workspace)

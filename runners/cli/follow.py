@@ -14,13 +14,13 @@ from rich.live import Live
 import runners.cli.terminal as terminal
 from runners.campaign.exit_code import exit_code
 from runners.campaign.experiment import NOT_NEEDED
-from runners.cli.tables import feed_text, progress_line, progress_panel
+from runners.cli.tables import format_feed_line, make_progress_panel, progress_line
 from state.events import Recorded
 from state.feed_lines import FeedLine
-from state.lease import lease_state
+from state.lease import read_lease_state
 from state.model import EMPTY, RunView
 from state.store import RunStore
-from state.view import fold, new_feed_lines
+from state.view import fold, list_new_feed_lines
 
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
@@ -41,7 +41,7 @@ def follow_run(folder: Path, *, worker_pid: int | None = None, events: bool = Fa
         if sys.stderr.isatty():
             with Live(console=terminal.err(), refresh_per_second=2, transient=True) as live:
                 return _follow_store(
-                    store, worker_pid, lambda new, lines, view: live.update(progress_panel(view, time.time()))
+                    store, worker_pid, lambda new, lines, view: live.update(make_progress_panel(view, time.time()))
                 )
         return _follow_store(store, worker_pid, _FeedLines())
 
@@ -67,7 +67,7 @@ class _FeedLines:
         for line in lines:
             if NOT_NEEDED in line.text:
                 continue
-            terminal.err().print(feed_text(line), soft_wrap=True)
+            terminal.err().print(format_feed_line(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S
             terminal.err().print(progress_line(view, time.time()), markup=False, soft_wrap=True)
@@ -77,7 +77,7 @@ def await_lease(folder: Path, worker_pid: int) -> None:
     """Wait until the run process, a child process, holds the run's lease or has ended; for at most LEASE_GRACE_S."""
     deadline = time.monotonic() + LEASE_GRACE_S
     with RunStore.open(folder, read_only=True) as store:
-        while not lease_state(store).live and not _has_ended(worker_pid) and time.monotonic() < deadline:
+        while not read_lease_state(store).live and not _has_ended(worker_pid) and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
@@ -90,9 +90,9 @@ def _follow_store(store: RunStore, worker_pid: int | None, show: Show) -> int:
         lines: list[FeedLine] = []
         for recorded in new:
             before, view = view, fold(view, recorded)
-            lines += new_feed_lines(before, view)
+            lines += list_new_feed_lines(before, view)
         show(new, lines, view)
-        live = lease_state(store).live
+        live = read_lease_state(store).live
         worked = worked or live
         if not live and (worked or worker_pid is None or _has_ended(worker_pid) or time.monotonic() > deadline):
             if list(store.events(after=view.last_seq, limit=1)):

@@ -42,11 +42,11 @@ def policies(
 
     A file is executed to list its policies; docs/policies.md explains how to write one.
     """
-    from runners.cli.policy_tables import policies_table, policy_tables
-    from runners.router.policies import describe_policies, describe_policy, policy_class
+    from runners.cli.policy_tables import make_policies_table, policy_tables
+    from runners.router.policies import describe_policies, describe_policy, find_policy_class
 
     if policy is not None:
-        info = describe_policy(policy_class(policy))
+        info = describe_policy(find_policy_class(policy))
         if json:
             terminal.print_json(info)
         else:
@@ -54,7 +54,7 @@ def policies(
     elif json:
         terminal.print_json(describe_policies())
     else:
-        terminal.out().print(policies_table(describe_policies()))
+        terminal.out().print(make_policies_table(describe_policies()))
 
 
 def why(
@@ -72,7 +72,7 @@ def why(
     """
     from runners.router.why import explain_picks
 
-    matches = match_logs(logs_of(run, cell, workspace), request, "request", lambda record: record.request.request)
+    matches = match_logs(collect_logs(run, cell, workspace), request, "request", lambda record: record.request.request)
     picks_by_log = [(log, [one for one in log.records if one.request.request == name]) for log, name in matches]
     if json:
         terminal.print_json(
@@ -113,21 +113,23 @@ def whatif(
     Each pick is made on its recorded view: this compares decisions, it does not predict latencies. `--json` has every
     pick that differs.
     """
-    from runners.cli.policy_tables import whatif_json, whatif_tables
+    from runners.cli.policy_tables import make_whatif_json, make_whatif_tables
     from runners.router.policies import make_policy
-    from runners.router.whatif import Owners, what_if
+    from runners.router.whatif import Owners, repeat_picks
 
     if owners not in get_args(Owners):
         raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
     other = make_policy(policy, read_pairs(setting, "--set", "KEY=VALUE"))
-    results = [(log, what_if(log.records, other, cast(Owners, owners))) for log in logs_of(run, cell, workspace)]
+    results = [
+        (log, repeat_picks(log.records, other, cast(Owners, owners))) for log in collect_logs(run, cell, workspace)
+    ]
     if json:
-        terminal.print_json([whatif_json(log, result) for log, result in results])
+        terminal.print_json([make_whatif_json(log, result) for log, result in results])
     else:
-        terminal.out().print(whatif_tables(results, show))
+        terminal.out().print(make_whatif_tables(results, show))
 
 
-def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
+def collect_logs(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
     """The logs of RUN; prints their gaps, and whether the run was simulated, on stderr."""
     from results.records.layout import RunLayout
     from results.records.run_folder import run_facts

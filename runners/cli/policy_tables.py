@@ -25,7 +25,7 @@ MET_COLUMNS = (
 """Heading, field of what the picks met on the instances, digits after the point."""
 
 
-def policies_table(infos: Sequence[PolicyInfo]) -> Table:
+def make_policies_table(infos: Sequence[PolicyInfo]) -> Table:
     """Every policy with its rule in a sentence, its parameters by name, and its source."""
     rows = begin_table("policy", "what it does", "parameters", "source")
     for info in infos:
@@ -42,7 +42,7 @@ def policy_tables(info: PolicyInfo) -> RenderableType:
     return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
 
 
-def whatif_json(log: LoggedPicks, result: WhatIf) -> dict[str, Any]:
+def make_whatif_json(log: LoggedPicks, result: WhatIf) -> dict[str, Any]:
     """One log's comparison as data, its gaps included."""
     return {
         "cell": log.name,
@@ -52,14 +52,19 @@ def whatif_json(log: LoggedPicks, result: WhatIf) -> dict[str, Any]:
     }
 
 
-def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
+def make_whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
     """Agreement per cell, where picks differ by reason and by instance, and the first that do."""
     _, first = results[0]
     parameters = ", ".join(f"{name}={_format_value(value)}" for name, value in first.parameters.items())
     title = Text.assemble("what if ", (first.policy, "bold"), f" ({parameters})" if parameters else "", " had decided")
-    parts: list[RenderableType] = [title, _cells_table(results), _reasons_table(results), _shares_table(results)]
+    parts: list[RenderableType] = [
+        title,
+        _make_cells_table(results),
+        _make_reasons_table(results),
+        _make_shares_table(results),
+    ]
     if show and any(one.differences for _, one in results):
-        parts.append(_differences_table(results, show))
+        parts.append(_make_differences_table(results, show))
     migrations = [sum(one.migrations[index] for _, one in results) for index in (0, 1)]
     if any(migrations):
         parts.append(
@@ -82,7 +87,7 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
     return Group(*parts)
 
 
-def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _make_cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     met = [heading for first, *_ in MET_COLUMNS for heading in (first, ">instead")]
     rows = begin_table("cell", "recorded policy", ">picks", ">same %", *met)
     for log, one in results:
@@ -96,7 +101,7 @@ def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _make_reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     """Summed over the cells of one recorded policy."""
     picks: Counter[tuple[str, str, str]] = Counter()
     differ: Counter[tuple[str, str, str]] = Counter()
@@ -113,7 +118,7 @@ def _reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _make_shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     recorded: Counter[str] = Counter()
     instead: Counter[str] = Counter()
     for _, one in results:
@@ -126,7 +131,7 @@ def _shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _differences_table(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
+def _make_differences_table(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
     total = sum(len(one.differences) for _, one in results)
     rows = begin_table(
         "cell",

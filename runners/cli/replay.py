@@ -14,7 +14,7 @@ from rich.markup import escape
 
 import runners.cli.terminal as terminal
 from runners.cli.options import TRACES_PANEL, JsonOption, WorkspaceOption
-from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, make_command_class
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -59,7 +59,7 @@ OutOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(REPLAY), rich_help_panel=TRACES_PANEL)(replay)
+    app.command(cls=make_command_class(REPLAY), rich_help_panel=TRACES_PANEL)(replay)
 
 
 def replay(
@@ -80,13 +80,13 @@ def replay(
     """
     from runners.load.standalone_replay import ReplayOptions
 
-    options = ReplayOptions(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
+    options = ReplayOptions(trace, format, url, model, out or _name_new_folder(workspace), chosen(context, REPLAY))
     report = asyncio.run(_run_replay(options))
     if json:
         parts = {"spec": report.spec, "outcome": report.outcome, "numbers": report.numbers}
         terminal.print_json(parts | {"block_tokens_from": report.block_tokens_from})
     else:
-        terminal.out().print(_report_tables(report))
+        terminal.out().print(_make_report_tables(report))
     if report.outcome.fidelity.degraded:
         terminal.err().print(f"degraded: {report.outcome.fidelity.reason}", markup=False, soft_wrap=True)
     raise typer.Exit(int(report.exit_code))
@@ -101,10 +101,10 @@ async def _run_replay(options: ReplayOptions) -> ReplayReport:
         return await replay_trace(options, progress.step, progress.tick, cut)
 
 
-def _new_folder(workspace: Path | None) -> Path:
-    from state.workspace import default_root
+def _name_new_folder(workspace: Path | None) -> Path:
+    from state.workspace import find_default_root
 
-    return (workspace or default_root()) / "replays" / time.strftime("%Y%m%d-%H%M%S")
+    return (workspace or find_default_root()) / "replays" / time.strftime("%Y%m%d-%H%M%S")
 
 
 class _Progress:
@@ -154,7 +154,7 @@ def progress_line(tick: ReplayTick) -> str:
     return ", ".join(parts)
 
 
-def _report_tables(report: ReplayReport) -> RenderableType:
+def _make_report_tables(report: ReplayReport) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 

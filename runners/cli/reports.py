@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import runners.cli.terminal as terminal
-from runners.cli.folders import artifacts_of, compared_folder
+from runners.cli.folders import find_artifacts_folder, find_compared_folder
 from runners.cli.options import RESULTS_PANEL, ComparedArg, JsonOption, RunArg, RunsArg, WorkspaceOption
 from runners.errors import RunnerError
 
@@ -34,13 +34,13 @@ def report(
 
     Examples: `tracon report`, `tracon report 20260131-1200 --json`
     """
-    folder = artifacts_of(run, workspace)
+    folder = find_artifacts_folder(run, workspace)
     if json:
-        terminal.print_json(report_json(folder, again=again))
+        terminal.print_json(make_report_json(folder, again=again))
     else:
         screen = terminal.out()
         curves_width = min(screen.width, 120) if screen.is_terminal else None
-        screen.print(report_tables(folder, again=again, curves_width=curves_width))
+        screen.print(make_report_tables(folder, again=again, curves_width=curves_width))
 
 
 def export(
@@ -58,7 +58,7 @@ def export(
     from results.records.count import format_count
     from results.registry import export_run
 
-    files = export_run(artifacts_of(run, workspace), folder)
+    files = export_run(find_artifacts_folder(run, workspace), folder)
     if json:
         names = [str(path.relative_to(folder.resolve())) for path in files]
         terminal.print_json({"folder": str(folder), "files": names})
@@ -82,9 +82,9 @@ def compare(
     from results.registry import compare_runs
     from results.report.comparison import to_json
     from results.report.comparison_text import describe_comparison
-    from results.report.document import render_markdown, rich_tables
+    from results.report.document import make_rich_tables, render_markdown
 
-    compared = compare_runs(*(compared_folder(run, workspace) for run in (first, second)))
+    compared = compare_runs(*(find_compared_folder(run, workspace) for run in (first, second)))
     text = describe_comparison(compared)
     if json:
         terminal.print_json(to_json(compared))
@@ -92,18 +92,18 @@ def compare(
         title = f"{compared.first.experiment}: {compared.first.run} and {compared.second.run}"
         terminal.out().print(render_markdown(title, text), markup=False, soft_wrap=True, end="")
     else:
-        terminal.out().print(rich_tables(text))
+        terminal.out().print(make_rich_tables(text))
 
 
-def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
+def make_report_json(folder: Path, *, again: bool) -> dict[str, Any]:
     """The run's numbers as data; analyzes the run first if `again` or if a document is missing."""
     import msgspec
 
     from results.records.errors import DAMAGED_JSON
     from results.records.layout import RunLayout
-    from results.registry import results_of
+    from results.registry import find_results_of_run
 
-    results = results_of(folder)
+    results = find_results_of_run(folder)
     files = results.documents(RunLayout(folder))
     if again or not all(path.exists() for path in files.values()):
         results.write(folder)
@@ -122,19 +122,19 @@ def render_ending(folder: Path) -> RenderableType:
 
     The page that the run process stored; the run is analyzed again only if its artifacts have changed since.
     """
-    from results.registry import results_of
-    from results.report.document import rich_tables
+    from results.registry import find_results_of_run
+    from results.report.document import make_rich_tables
     from results.report.page import render_terminal
     from results.report.stored_page import read_page
 
-    experiment = results_of(folder)
+    experiment = find_results_of_run(folder)
     if experiment.page is None:
-        return rich_tables(experiment.report(experiment.analyze(folder)))
+        return make_rich_tables(experiment.report(experiment.analyze(folder)))
     page = read_page(folder) or experiment.page(experiment.analyze(folder))
     return render_terminal(page, folder, terminal.out().width)
 
 
-def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
+def make_report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
     """The run's page and the report's tables, analyzed from the artifacts; `again` also rewrites the report's files.
 
     `curves_width`: columns of the experiment's first chart below the tables; None = no chart.
@@ -142,14 +142,14 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.console import Group
     from rich.text import Text
 
-    from results.registry import results_of
+    from results.registry import find_results_of_run
     from results.report.curves import draw_curves
-    from results.report.document import APPENDIX, rich_tables
+    from results.report.document import APPENDIX, make_rich_tables
     from results.report.page import render_terminal
 
-    results = results_of(folder)
+    results = find_results_of_run(folder)
     analysis = results.write(folder) if again else results.analyze(folder)
-    parts: list[RenderableType] = [rich_tables(results.report(analysis))]
+    parts: list[RenderableType] = [make_rich_tables(results.report(analysis))]
     if results.page is not None:
         page = render_terminal(results.page(analysis), folder, terminal.out().width)
         parts = [page, Text(), Text(APPENDIX, style="bold"), Text(), *parts]

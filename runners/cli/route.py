@@ -13,7 +13,7 @@ from results.records.count import format_count
 from results.records.decisions import Role
 from results.records.errors import DAMAGED_JSON
 from runners.cli.options import ROUTING_PANEL, read_pairs
-from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, make_command_class
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ LinesOption = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS), rich_help_panel=ROUTING_PANEL)(route)
+    app.command(cls=make_command_class(ROUTER, TRANSFERS, BINDINGS), rich_help_panel=ROUTING_PANEL)(route)
 
 
 def route(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -27,7 +27,7 @@ from runners.cli.options import (
     SkipStageOption,
     WorkspaceOption,
 )
-from runners.cli.spec_options import chosen, command_with
+from runners.cli.spec_options import chosen, make_command_class
 from runners.cli.steering import send_request
 from runners.errors import RunnerError
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def add_to(app: typer.Typer) -> None:
     for planned in (plan, run):
-        app.command(cls=command_with(RUN, base=ExperimentCommand), rich_help_panel=RUNS_PANEL)(planned)
+        app.command(cls=make_command_class(RUN, base=ExperimentCommand), rich_help_panel=RUNS_PANEL)(planned)
     app.command(rich_help_panel=RUNS_PANEL)(resume)
     app.command(hidden=True)(work)
 
@@ -107,7 +107,7 @@ def start_run(
     detach: bool,
     json: bool,
     console: bool = False,
-    skip_stage: Iterable[str] | None = None,
+    skip_stage: Sequence[str] | None = None,
     pace: float | None = None,
     accept_small_gpus: bool = False,
     prints_results: bool = False,
@@ -122,12 +122,12 @@ def start_run(
     from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, require_gpu_room
     from runners.campaign.start import create_run, require_pace, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
-    from runners.experiments.registry import experiment_named
+    from runners.experiments.registry import select_experiment
 
     prepared = _prepare_run(options, need_engine=True)
     require_pace(pace, prepared.draft)
     if not accept_small_gpus:
-        require_gpu_room(experiment_named(options.experiment), options, prepared.draft)
+        require_gpu_room(select_experiment(options.experiment), options, prepared.draft)
         require_free_gpus(prepared.draft)
     require_ports(prepared)
     unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
@@ -165,13 +165,13 @@ def resume(
     from results.records.events import Noted, RunState
     from runners.campaign.start import spawn_run_process
     from runners.cli.asking import skip_stages
-    from state.lease import lease_state
+    from state.lease import read_lease_state
     from state.store import RunStore
 
     folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
         view = store.view()
-        if lease_state(store).live:
+        if read_lease_state(store).live:
             _refuse_pace_of_live_run(pace)
             if view.state is RunState.PAUSED:  # else its own engines keep the host busy
                 _warn_of_unrest(view, workspace)
@@ -191,33 +191,33 @@ def resume(
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
     """The run process itself; `run` and `resume` start it."""
     from runners.campaign.run_process import work as work_on
-    from runners.experiments.registry import experiment_named
+    from runners.experiments.registry import select_experiment
 
-    raise typer.Exit(work_on(folder, experiment_named, accept_changes=accept_changes))
+    raise typer.Exit(work_on(folder, select_experiment, accept_changes=accept_changes))
 
 
 def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
     from runners.campaign.start import prepare_run
-    from runners.experiments.registry import experiment_named
+    from runners.experiments.registry import select_experiment
 
-    return prepare_run(experiment_named(options.experiment), options, need_engine=need_engine)
+    return prepare_run(select_experiment(options.experiment), options, need_engine=need_engine)
 
 
 def print_plan(options: RunOptions, workspace: Path | None, json: bool) -> None:
     """Print the plan of a run with these options. Raises RunnerError or LaunchError as `start_run`."""
     from launch.gpu_checks import explain_small_gpus
-    from runners.cli.tables import plan_json, plan_tables
-    from runners.experiments.registry import experiment_named
+    from runners.cli.tables import make_plan_json, make_plan_tables
+    from runners.experiments.registry import select_experiment
 
     prepared = _prepare_run(options, need_engine=False)
-    precision = experiment_named(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
+    precision = select_experiment(options.experiment).describe_precision(prepared.plan, workspace_of(workspace))
     unrest = _explain_unrest(prepared.draft.profile.engine.kind, workspace) if prepared.draft.needs_engine else ""
     too_large = explain_small_gpus(prepared.draft.profile) if prepared.draft.needs_engine else ""
     notes = (*precision, *prepared.draft.notes, *filter(None, (too_large, unrest)))
     if json:
-        terminal.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
+        terminal.print_json(make_plan_json(prepared.plan, prepared.draft.sums, notes))
     else:
-        terminal.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
+        terminal.out().print(make_plan_tables(prepared.plan, prepared.draft.sums, notes))
 
 
 def resolve_paths(options: RunOptions) -> RunOptions:
@@ -240,9 +240,9 @@ def _make_absolute(name: str) -> str:
 
 def _refuse_changes(view: RunView) -> None:
     from runners.campaign.plan import find_changes_for_rest
-    from runners.campaign.start import options_of
+    from runners.campaign.start import rebuild_options
 
-    changes = find_changes_for_rest(view, _prepare_run(options_of(view.plan), need_engine=True).plan)
+    changes = find_changes_for_rest(view, _prepare_run(rebuild_options(view.plan), need_engine=True).plan)
     if changes:
         raise RunnerError(
             f"what shapes the numbers of {view.run} has changed since it began: {changes}",
@@ -270,9 +270,9 @@ def _warn_of_unrest(view: RunView, workspace: Path | None) -> str:
 
 def _choose_pace(store: RunStore, pace: float) -> None:
     from results.records.events import PaceChosen
-    from runners.campaign.start import options_of, require_pace
+    from runners.campaign.start import rebuild_options, require_pace
 
-    require_pace(pace, _prepare_run(options_of(store.plan), need_engine=False).draft)
+    require_pace(pace, _prepare_run(rebuild_options(store.plan), need_engine=False).draft)
     store.append(PaceChosen(pace))
 
 

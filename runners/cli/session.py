@@ -10,7 +10,7 @@ import typer
 
 import runners.cli.terminal as terminal
 from runners.cli.options import ROUTING_PANEL, JsonOption, WorkspaceOption
-from runners.cli.policies import CellOption, RunOrLogArg, logs_of, match_logs
+from runners.cli.policies import CellOption, RunOrLogArg, collect_logs, match_logs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,13 +38,13 @@ def session(
     A routing run replays the same sessions in every cell; without `--cell` it prints the session of each. In a
     simulated run each trial may have its own sessions: the same id is then a different session in each trial.
     """
-    matches = match_logs(logs_of(run, cell, workspace), session, "session", lambda record: record.request.session)
+    matches = match_logs(collect_logs(run, cell, workspace), session, "session", lambda record: record.request.session)
     lives = [build_life(log.records, log.name, name) for log, name in matches]
     if json:
         terminal.print_json([life.to_json() for life in lives])
         return
     for life in lives:
-        terminal.out().print(life_table(life))
+        terminal.out().print(make_life_table(life))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Li
     picks = tuple(record for record in records if record.request.session == session)
     stays: list[ServedTurns] = []
     for pick in picks:
-        instance, turn, outcome = pick.decision.instance, pick.request.turn, _outcome_of(pick)
+        instance, turn, outcome = pick.decision.instance, pick.request.turn, _find_outcome(pick)
         if outcome.status != _SERVED:
             continue
         if stays and stays[-1].instance == instance:
@@ -97,7 +97,7 @@ def build_life(records: Sequence[DecisionRecord], name: str, session: str) -> Li
 
 def _describe_pick(pick: DecisionRecord, begin_ns: int) -> dict[str, object]:
     """`indexed_tokens`: cached tokens of the prompt by the router's index. None = not measured or unknown."""
-    request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
+    request, decision, outcome = pick.request, pick.decision, _find_outcome(pick)
     return {
         "seq": pick.seq,
         "turn": request.turn,
@@ -118,14 +118,14 @@ def _describe_pick(pick: DecisionRecord, begin_ns: int) -> dict[str, object]:
     }
 
 
-def _outcome_of(pick: DecisionRecord) -> RoutedOutcome:
+def _find_outcome(pick: DecisionRecord) -> RoutedOutcome:
     """The pick's outcome; an empty status if the router ended first."""
     from results.records.decisions import RoutedOutcome
 
     return pick.outcome or RoutedOutcome(status="")
 
 
-def life_table(life: Life) -> RenderableType:
+def make_life_table(life: Life) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -144,7 +144,7 @@ def life_table(life: Life) -> RenderableType:
 def _format_pick(pick: DecisionRecord, begin_ns: int) -> tuple[str, ...]:
     from runners.cli.tables import format_number
 
-    request, decision, outcome = pick.request, pick.decision, _outcome_of(pick)
+    request, decision, outcome = pick.request, pick.decision, _find_outcome(pick)
     served_by = decision.instance or "nowhere"
     indexed_tokens = request.cached_tokens.get(decision.instance, 0)
     return (

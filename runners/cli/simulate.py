@@ -26,7 +26,7 @@ from runners.cli.options import (
     RunArg,
     WorkspaceOption,
 )
-from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, make_command_class
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ simulate_app = typer.Typer(
 
 
 def add_to(app: typer.Typer) -> None:
-    simulate_app.command(cls=command_with(REPLAYING))(policies)
-    simulate_app.command(cls=command_with(SIZING))(capacity)
+    simulate_app.command(cls=make_command_class(REPLAYING))(policies)
+    simulate_app.command(cls=make_command_class(SIZING))(capacity)
     simulate_app.command()(calibrate)
     simulate_app.command()(check)
     app.add_typer(simulate_app, name="simulate", rich_help_panel=TRACES_PANEL)
@@ -222,12 +222,12 @@ def calibrate(
     """
     import msgspec
 
-    from runners.cli.folders import artifacts_of
+    from runners.cli.folders import find_artifacts_folder
     from runners.simulator.calibrate import calibrate as fit_run
 
     if out is not None and out.suffix != ".json":
         raise RunnerError(f"--out {out}: the engine model is written as JSON", remedy="name a file that ends in .json")
-    calibration = fit_run(artifacts_of(run, workspace), config)
+    calibration = fit_run(find_artifacts_folder(run, workspace), config)
     if out is not None:
         from results.records.layout import write_atomic
 
@@ -235,7 +235,7 @@ def calibrate(
     if json:
         terminal.print_json(calibration)
     else:
-        terminal.out().print(calibration_tables(calibration))
+        terminal.out().print(make_calibration_tables(calibration))
 
 
 def check(
@@ -257,11 +257,11 @@ def check(
 
     Example: `tracon simulate check LIVE_RUN SIMULATED_RUN CONNECTOR_TAX_RUN`
     """
-    from runners.cli.folders import artifacts_of
+    from runners.cli.folders import find_artifacts_folder
     from runners.errors import ExitCode
     from runners.simulator.check import check_runs, record_gates
 
-    folders = [artifacts_of(run, workspace) for run in runs]
+    folders = [find_artifacts_folder(run, workspace) for run in runs]
     checked = check_runs(folders)
     if json:
         terminal.print_json({"passed": checked.passed, **asdict(checked)})
@@ -301,7 +301,7 @@ def check_tables(checked: Check) -> RenderableType:
     return Group(*shown, *map(Text, (*lines, *checked.notes)))
 
 
-def calibration_tables(calibration: Calibration) -> RenderableType:
+def make_calibration_tables(calibration: Calibration) -> RenderableType:
     """The coefficients, and each cell's p90s: measured, simulated, and the error."""
     from rich.console import Group
     from rich.text import Text

@@ -62,18 +62,18 @@ class SpecCommand(TyperCommand):
         self._params = params
 
 
-def command_with(*groups: SpecOptions, base: type[SpecCommand] = SpecCommand) -> type[SpecCommand]:
+def make_command_class(*groups: SpecOptions, base: type[SpecCommand] = SpecCommand) -> type[SpecCommand]:
     """A class of command that has these options."""
     return type(base.__name__, (base,), {"groups": groups})
 
 
 def chosen(context: typer.Context, group: SpecOptions) -> dict[str, Any]:
     """The fields that the command line sets, by name; all others have the spec's defaults."""
-    values: dict[str, Any] = context.meta.get(_meta_key(group), {})
+    values: dict[str, Any] = context.meta.get(_name_meta_key(group), {})
     return values
 
 
-def _meta_key(group: SpecOptions) -> str:
+def _name_meta_key(group: SpecOptions) -> str:
     return f"{__name__}.{id(group.options)}"
 
 
@@ -104,7 +104,7 @@ def _make_parameter(group: SpecOptions, option: SpecOption, kind: object, defaul
     def note(context: typer.Context, value: object) -> object:
         if value is not None:
             fixed = tuple(value) if isinstance(value, list) else value
-            context.meta.setdefault(_meta_key(group), {})[option.field] = fixed
+            context.meta.setdefault(_name_meta_key(group), {})[option.field] = fixed
         return value
 
     info = typer.Option(

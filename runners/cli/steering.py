@@ -27,14 +27,14 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
     Examples: `tracon status`, `tracon status 20260131-1200 --json` (every cell with its id)
     """
     from results.records.layout import RunLayout
-    from runners.cli.tables import status_json, status_tables
+    from runners.cli.tables import make_status_json, make_status_tables
 
     folder = workspace_of(workspace).find(run)
     view, lease = read_run(folder)
     if json:
-        terminal.print_json(status_json(view, lease, folder, time.time()))
+        terminal.print_json(make_status_json(view, lease, folder, time.time()))
     else:
-        terminal.out().print(status_tables(view, lease, time.time()))
+        terminal.out().print(make_status_tables(view, lease, time.time()))
         paths = f"folder {folder}\nlog    {RunLayout(folder).log}"  # not folded: they are for copying
         terminal.out().print(paths, markup=False, soft_wrap=True)
 
@@ -124,13 +124,13 @@ def _name_targets(cell: str, config: str, stage: str) -> list[str]:
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """List the runs of the workspace, newest first."""
-    from runners.cli.tables import runs_json, runs_table
+    from runners.cli.tables import make_runs_json, make_runs_table
 
     entries = workspace_of(workspace).runs()
     if json:
-        terminal.print_json(runs_json(entries))
+        terminal.print_json(make_runs_json(entries))
     elif entries:
-        terminal.out().print(runs_table(entries))
+        terminal.out().print(make_runs_table(entries))
     else:
         terminal.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
 

@@ -20,12 +20,12 @@ from results.records.events import CellState, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
-from runners.campaign.plan import Sum, duration_text
+from runners.campaign.plan import Sum, format_duration
 from state.feed_lines import FeedLine
 from state.lease import LeaseState
 from state.model import InstanceView, RunView
 from state.status import to_json
-from state.view import elapsed_s, eta_s, progress
+from state.view import compute_elapsed_s, estimate_eta_s, progress
 from state.workspace import RunEntry
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def format_number(value: float | None, scale: float = 1.0, digits: int = 1) -> s
     return "–" if value is None else f"{value * scale:.{digits}f}"
 
 
-def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> dict[str, Any]:
+def make_plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> dict[str, Any]:
     """The plan as data, without its `inputs`; `estimated_s` in seconds, with the arithmetic behind it."""
     described = asdict(replace(plan, inputs={}))
     del described["inputs"]
@@ -109,7 +109,7 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> 
     return described | {"arithmetic": [asdict(line) for line in sums], "notes": list(notes)}
 
 
-def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
+def make_plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
     """The notes, stages with their cells per config, and the estimated time with its arithmetic."""
     rows = begin_table("stage", ">cells", "what", ">estimated")
     for stage in plan.stages:
@@ -120,76 +120,78 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
         trials = 1 + max((cell.trial for cell in cells), default=0)
         what = f"{configs} configs x {per_config}: " if configs > 1 else (f"{trials} trials: " if trials > 1 else "")
         shown = ", ".join(labels[:9]) + (" ..." if len(labels) > 9 else "")
-        rows.add_row(stage.title, str(len(cells)), what + shown, duration_text(sum(cell.estimated_s for cell in cells)))
+        rows.add_row(
+            stage.title, str(len(cells)), what + shown, format_duration(sum(cell.estimated_s for cell in cells))
+        )
     order = f"configs in this order (seed {plan.seed})" if len(plan.configs) > 1 else f"seed {plan.seed}, config"
     total = Text(
-        f"estimated {duration_text(plan.estimated_s)}, engine starts included; fingerprint {plan.fingerprint[:12]}",
+        f"estimated {format_duration(plan.estimated_s)}, engine starts included; fingerprint {plan.fingerprint[:12]}",
         style="bold",
     )
     simulated = "SIMULATED: " if plan.inputs.get("simulated") else ""
     title = Text(f"{simulated}{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
     arithmetic = begin_table("stage", "arithmetic", ">is")
     for line in sums:
-        arithmetic.add_row(line.stage, line.text, duration_text(line.seconds))
+        arithmetic.add_row(line.stage, line.text, format_duration(line.seconds))
     remarks = [Text(line) for line in notes]
     return Group(title, *remarks, rows, arithmetic, Text(f"{order}: {', '.join(plan.configs)}"), total)
 
 
-def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
+def make_status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
     """The run's view as data, with its lease, its folder and its log."""
     paths = {"folder": str(folder), "log": str(RunLayout(folder).log)}
     return to_json(view, now_unix_s) | {"lease": asdict(lease) | {"live": lease.live}} | paths
 
 
-def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:
+def make_status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:
     """The head, stages, live instances, failed cells, and the last lines of the feed."""
-    parts: list[RenderableType] = [_head_text(view, lease, now_unix_s), _stages_table(view)]
+    parts: list[RenderableType] = [_format_head(view, lease, now_unix_s), _make_stages_table(view)]
     if view.live_instances:
-        parts.append(_instances_table(view.live_instances))
+        parts.append(_make_instances_table(view.live_instances))
     failed = [cell for cell in view.cells.values() if cell.state is CellState.FAILED]
     if failed:
         rows = begin_table("failed cell", "why")
         for cell in failed:
             rows.add_row(cell.cell, cell.reason)
         parts.append(rows)
-    parts += [feed_text(line) for line in view.feed[-6:]]
+    parts += [format_feed_line(line) for line in view.feed[-6:]]
     return Group(*parts)
 
 
-def progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
+def make_progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
     """The live display of `run` and `watch` on a terminal."""
     if not view.run:
         return Text("starting ...")
     done = progress(view)
     bar = PlainTable.grid(padding=(0, 1))
     bar.add_row(ProgressBar(total=1.0, completed=done.fraction, width=40), progress_line(view, now_unix_s))
-    parts: list[RenderableType] = [bar, _stages_table(view)]
+    parts: list[RenderableType] = [bar, _make_stages_table(view)]
     if view.live_instances:
-        parts.append(_instances_table(view.live_instances))
-    parts += [feed_text(line) for line in view.feed[-5:]]
+        parts.append(_make_instances_table(view.live_instances))
+    parts += [format_feed_line(line) for line in view.feed[-5:]]
     return Group(*parts)
 
 
 def progress_line(view: RunView, now_unix_s: float) -> str:
     """`12/42 cells, 31 %, 2 min 10 s gone, about 5 min left: phase-a/plain/r8`."""
-    done, left = progress(view), eta_s(view, now_unix_s)
-    eta = "" if left is None or view.state is RunState.DONE else f", about {duration_text(left)} left"
+    done, left = progress(view), estimate_eta_s(view, now_unix_s)
+    eta = "" if left is None or view.state is RunState.DONE else f", about {format_duration(left)} left"
     cells = ", ".join(f"{cell.cell} {format_percent(cell.fraction)}" for cell in view.current_cells)
-    gone = duration_text(elapsed_s(view, now_unix_s))
+    gone = format_duration(compute_elapsed_s(view, now_unix_s))
     return (
         f"{done.ended}/{done.total} cells, {format_percent(done.fraction)}, {gone} "
         f"gone{eta}{': ' + cells if cells else ''}"
     )
 
 
-def feed_text(line: FeedLine) -> Text:
+def format_feed_line(line: FeedLine) -> Text:
     text = Text(time.strftime("%H:%M:%S ", time.localtime(line.t_unix_s)), style="bright_black")
     text.append(f"{line.subject} ", style="bold")
     text.append(line.text, style=STYLES.get(line.level, ""))
     return text
 
 
-def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
+def _format_head(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     text = Text(view.run, style="bold")
     if view.plan.inputs.get("simulated"):
         text.append("  SIMULATED", style="yellow")
@@ -203,14 +205,14 @@ def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     return text
 
 
-def _stages_table(view: RunView) -> Table:
+def _make_stages_table(view: RunView) -> Table:
     rows = begin_table("stage", "state", ">cells", ">done", ">failed", ">skipped", "now")
     for stage in view.stages:
         running = [view.cells[cell].plan.label for cell in stage.cells if view.cells[cell].state is CellState.RUNNING]
         counts = stage.counts
         rows.add_row(
             stage.title,
-            color_state(view.state_of_stage(stage)),
+            color_state(view.find_stage_state(stage)),
             str(len(stage.cells)),
             str(counts[CellState.DONE]),
             str(counts[CellState.FAILED]),
@@ -220,7 +222,7 @@ def _stages_table(view: RunView) -> Table:
     return rows
 
 
-def _instances_table(instances: Sequence[InstanceView]) -> Table:
+def _make_instances_table(instances: Sequence[InstanceView]) -> Table:
     rows = begin_table("instance", "state", *(heading for heading, *_ in INSTANCE_COLUMNS))
     for instance in instances:
         now = instance.latest
@@ -232,7 +234,7 @@ def _instances_table(instances: Sequence[InstanceView]) -> Table:
     return rows
 
 
-def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
+def make_runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
     names = ("run", "experiment", "profile", "preset", "state", "reason", "created_unix_s")
     return [
         {name: getattr(entry, name) for name in names}
@@ -248,7 +250,7 @@ def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
     ]
 
 
-def runs_table(entries: Sequence[RunEntry]) -> Table:
+def make_runs_table(entries: Sequence[RunEntry]) -> Table:
     """The workspace's runs, newest first."""
     rows = begin_table("run", "experiment", "profile", "state", ">cells", ">progress", "process")
     for entry in entries:
@@ -269,7 +271,7 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
     return rows
 
 
-def doctor_tables(report: DoctorReport) -> RenderableType:
+def make_doctor_tables(report: DoctorReport) -> RenderableType:
     """What this machine has, and what each config needs."""
     rows = begin_table("what", "state", "detail", "remedy")
     for row in report.rows:
@@ -285,7 +287,7 @@ def doctor_tables(report: DoctorReport) -> RenderableType:
     return Group(rows, configs) if report.configs else rows
 
 
-def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
+def make_profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
     rows = begin_table("profile", "engine", "presets", "what", title="profiles")
     for profile in profiles:
         presets = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in profile.experiments.items())
@@ -296,7 +298,7 @@ def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConf
     return Group(rows, also)
 
 
-def engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
+def make_engines_tables(environments: Sequence[Engine], engines: Sequence[StandaloneEngine]) -> RenderableType:
     rows = begin_table("environment", "vLLM", "python", title="environments")
     for engine in environments:
         rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))

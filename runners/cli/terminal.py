@@ -67,7 +67,7 @@ def _make_console(*, stderr: bool) -> Console:
 
 
 @contextmanager
-def step_progress() -> Iterator[Callable[[int, int, str], None]]:
+def show_step_progress() -> Iterator[Callable[[int, int, str], None]]:
     """A callback (step, of, text) shown as a spinner on a terminal and as lines in a pipe."""
     console = err()
     if not console.is_terminal:

@@ -18,7 +18,7 @@ import runners.cli.terminal as terminal
 from results.records.percent import format_percent
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli.options import TRACES_PANEL, JsonOption
-from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, make_command_class
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -102,8 +102,8 @@ ARRIVALS = SpecOptions(
 def add_to(app: typer.Typer) -> None:
     for command in (describe, convert, synth):
         trace_app.command()(command)
-    trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)
-    trace_app.command(cls=command_with(SCALING, LIMITS, ARRIVALS))(scale)
+    trace_app.command(cls=make_command_class(SAMPLING, TURN_LIMIT))(sample)
+    trace_app.command(cls=make_command_class(SCALING, LIMITS, ARRIVALS))(scale)
     app.add_typer(trace_app, name="trace", rich_help_panel=TRACES_PANEL)
 
 
@@ -151,11 +151,11 @@ def describe(
         terminal.print_json(description)
     else:
         from results.report.content import ReportText
-        from results.report.document import rich_tables
-        from results.traces.tables import build_tables, headline_text, list_limits
+        from results.report.document import make_rich_tables
+        from results.traces.tables import build_tables, format_headline, list_limits
 
-        text = ReportText(headline_text(description), build_tables(description), list_limits(description))
-        terminal.out().print(rich_tables(text))
+        text = ReportText(format_headline(description), build_tables(description), list_limits(description))
+        terminal.out().print(make_rich_tables(text))
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:

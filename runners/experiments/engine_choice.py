@@ -33,7 +33,7 @@ class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Added to the profile's."""
 
 
-def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
+def make_counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
     """The profile with the preset's engine settings; its engines report how much of each prompt was cached."""
     named = msgspec.structs.asdict(choice)
     changed = {name: value for name, value in named.items() if value is not None and value is not UNSET}
@@ -46,7 +46,7 @@ def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
     return msgspec.structs.replace(profile, engine=settings)
 
 
-def common_block_tokens(shapes: Iterable[CacheShape], consequence: str) -> int:
+def require_common_block_tokens(shapes: Iterable[CacheShape], consequence: str) -> int:
     """The block size of all engines. Raises CellFailed, with the consequence, where it is unknown or they differ."""
     sizes = {shape.block_tokens for shape in shapes}
     size = sizes.pop() if len(sizes) == 1 else None

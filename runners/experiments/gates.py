@@ -11,7 +11,7 @@ import msgspec
 from launch.errors import HostObstacle, LaunchError
 from launch.gpu_checks import read_gpus
 from launch.gpu_choice import choose_gpus
-from launch.gpu_devices import VISIBLE, second_devices
+from launch.gpu_devices import VISIBLE, choose_second_devices
 from launch.gpu_fit import estimate_engine_bytes
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
@@ -82,7 +82,7 @@ def _choose_profile(context: RunContext, config: str) -> tuple[Profile, dict[str
         return profile, {}
     choice = choose_gpus(profile)
     full = () if choice is None else choice.full
-    if beside := second_devices(profile.engine.tensor_parallel_size, full=full):
+    if beside := choose_second_devices(profile.engine.tensor_parallel_size, full=full):
         return profile, {VISIBLE: beside}
     shared = share_gpu(profile)
     needed, totals = estimate_engine_bytes(shared), [gpu.total_mib << 20 for gpu in read_gpus()]
@@ -113,7 +113,7 @@ def share_gpu(profile: Profile) -> Profile:
     return msgspec.structs.replace(profile, engine=smaller)
 
 
-def why_gated(cell: CellPlan, view: RunView) -> str:
+def explain_gated(cell: CellPlan, view: RunView) -> str:
     """Why a config's cell is skipped; empty where its pre-flight did not fail."""
     if cell.kind == "preflight" or cell.config is None:
         return ""

@@ -9,7 +9,7 @@ import msgspec
 
 from launch.ports import LOOPBACK
 from launch.profile import ConnectorConfig, Kind
-from launch.transfer_request import BOOTSTRAP_PORT, transferring
+from launch.transfer_request import BOOTSTRAP_PORT, find_transferring
 from results.records.errors import DAMAGED_JSON
 from results.records.router_spec import KvEndpoint
 from runners.campaign.engine_group import Member
@@ -20,7 +20,7 @@ _BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 def endpoint_of(member: Member, config: ConnectorConfig, kind: Kind, bytes_per_token: int | None) -> KvEndpoint | None:
     """How this engine's KV can be moved; None where its config has no connector that does."""
-    part = transferring(config, kind)
+    part = find_transferring(config, kind)
     if part is None:
         return None
     port = member.engine.ports.get(BOOTSTRAP_PORT)

@@ -14,7 +14,7 @@ from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome, RunsAhead
 from runners.errors import CellFailed, RunnerError
-from runners.experiments.gates import verify_config, why_gated
+from runners.experiments.gates import explain_gated, verify_config
 from state.model import RunView
 
 RunCell = Callable[[CellPlan, int], Awaitable[CellOutcome]]
@@ -36,15 +36,15 @@ class PatchedCells:
         self._analyze_folder = analyze
         self._patches = PatchUse(context.engine)
         self._kinds = {
-            "preflight": self._preflight,
+            "preflight": self._run_preflight,
             "revert": self._revert_patches,
             "analysis": self._run_analysis,
             **kinds,
         }
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         """A config that did not pass its pre-flight is not measured."""
-        return why_gated(cell, view)
+        return explain_gated(cell, view)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         try:
@@ -86,7 +86,7 @@ class PatchedCells:
         analysis = await asyncio.to_thread(self._analyze_folder, self._context.layout.root)
         return CellOutcome({name: len(getattr(analysis, name)) for name in (self.analyzed, "gaps")})
 
-    async def _preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
+    async def _run_preflight(self, cell: CellPlan, attempt: int) -> CellOutcome:
         """Launch the config and verify that it works on this host; where it does not, its later cells are skipped."""
         assert cell.config is not None
         await self._ensure_patches(cell.config)

@@ -37,7 +37,7 @@ def experiments() -> tuple[Experiment, ...]:
     return tuple(_BY_NAME.values())
 
 
-def experiment_named(name: str) -> Experiment:
+def select_experiment(name: str) -> Experiment:
     """Raises RunnerError for an unknown name."""
     if name not in _BY_NAME:
         raise RunnerError(f"unknown experiment {name!r}", remedy=f"choose one of: {', '.join(_BY_NAME)}")

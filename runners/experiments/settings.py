@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from launch.profile import load_profile, merge_tables, profile_names
+from launch.profile import list_profile_names, load_profile, merge_tables
 from launch.redaction import PASS_ENV, redact_settings
 from runners.campaign.experiment import RunOptions
 from runners.errors import RunnerError
@@ -33,7 +33,7 @@ def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> t
     """
     if preset not in tables:
         remedy = f"choose one of: {', '.join(sorted(tables)) or 'none'}"
-        others = [name for name in profile_names() if preset in load_profile(name).experiments.get(experiment, {})]
+        others = [name for name in list_profile_names() if preset in load_profile(name).experiments.get(experiment, {})]
         if others:
             remedy += f"; or a profile that has it: --profile {' or '.join(others)}"
         raise RunnerError(f"profile {profile} has no preset {preset!r} for {experiment}", remedy=remedy)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from results.records.trace_lines import Turn
 from results.traces.prefix_keys import Keys, mix_bits
-from runners.load.prompts import SLICE_TOKENS, identity_tokens
+from runners.load.prompts import SLICE_TOKENS, count_identity_tokens
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -50,16 +50,16 @@ class BlockShape:
 
 def name_tokens(block_tokens: int, span: int) -> int:
     """Tokens at the beginning of a block that name its hash, for `span` token ids."""
-    return min(block_tokens, identity_tokens(span))
+    return min(block_tokens, count_identity_tokens(span))
 
 
-def prompt_ids(shape: BlockShape, session: str, index: int, turn: Turn) -> NDArray[np.int64]:
-    """The whole prompt, exactly `input_tokens` ids; arguments as of `prompt_pieces`."""
-    pieces = prompt_pieces(shape, session, index, turn)
-    return np.array([token for piece in pieces for token in _ids_in(piece)], dtype=np.int64)
+def make_prompt_ids(shape: BlockShape, session: str, index: int, turn: Turn) -> NDArray[np.int64]:
+    """The whole prompt, exactly `input_tokens` ids; arguments as of `make_prompt_pieces`."""
+    pieces = make_prompt_pieces(shape, session, index, turn)
+    return np.array([token for piece in pieces for token in _read_ids(piece)], dtype=np.int64)
 
 
-def prompt_pieces(shape: BlockShape, session: str, index: int, turn: Turn) -> Iterator[bytes]:
+def make_prompt_pieces(shape: BlockShape, session: str, index: int, turn: Turn) -> Iterator[bytes]:
     """The prompt of a turn as JSON numbers with commas between them; `index`: of the turn in its session.
 
     A piece has at most SLICE_TOKENS ids, or one block.
@@ -72,7 +72,7 @@ def prompt_pieces(shape: BlockShape, session: str, index: int, turn: Turn) -> It
         hashes = turn.hashes[first : first + step]
         whole = len(hashes) * size
         if left >= whole:
-            yield _shared_piece(key, hashes, size, shape.low, shape.high)
+            yield _make_shared_piece(key, hashes, size, shape.low, shape.high)
         else:  # a last block that is not full
             yield _join_ids(_draw_blocks(key, hashes, size, shape.low, shape.high).ravel()[:left])
         left -= whole
@@ -88,7 +88,7 @@ def _draw_tail(shape: BlockShape, session: str, index: int, count: int) -> Itera
 
 
 @lru_cache(maxsize=_CACHED_PIECES)
-def _shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
+def _make_shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
     """Whole blocks, serialized. Turns of a session begin alike, so most pieces are needed many times."""
     return _join_ids(_draw_blocks(key, hashes, block_tokens, low, high).ravel())
 
@@ -97,7 +97,7 @@ def _join_ids(ids: NDArray[np.int64]) -> bytes:
     return msgspec.json.encode(ids.tolist())[1:-1]
 
 
-def _ids_in(piece: bytes) -> list[int]:
+def _read_ids(piece: bytes) -> list[int]:
     return msgspec.json.decode(b"[" + piece + b"]", type=list[int])
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 
-def body_preamble(model: str, output_tokens: int, evidence: str) -> bytes:
+def build_body_preamble(model: str, output_tokens: int, evidence: str) -> bytes:
     """A request's body up to its prompt's opening bracket; `evidence` as in LoadSpec.token_evidence."""
     fields: dict[str, object] = {
         "model": model,

@@ -226,7 +226,7 @@ class LoadClient:
                 exchange.fail(f"{TIMED_OUT}: no connection {self._request_timeout_ns / 1e9:g} s after the send", now_ns)
         for connection in tuple(self._connections):
             in_flight = connection.exchange
-            reason = self._why_overdue(in_flight, now_ns) if in_flight is not None else ""
+            reason = self._explain_overdue(in_flight, now_ns) if in_flight is not None else ""
             if in_flight is not None and reason:
                 connection.close()
                 in_flight.fail(reason, now_ns)
@@ -252,7 +252,7 @@ class LoadClient:
             connection.close()
         await asyncio.sleep(0)
 
-    def _why_overdue(self, exchange: Exchange, now_ns: int) -> str:
+    def _explain_overdue(self, exchange: Exchange, now_ns: int) -> str:
         if exchange.t_bytes_ns and now_ns - exchange.t_bytes_ns > self._stall_timeout_ns:
             return f"{TIMED_OUT}: the stream stalled, nothing came for {self._stall_timeout_ns / 1e9:g} s"
         if now_ns - exchange.t_send_ns > self._request_timeout_ns:

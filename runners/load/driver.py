@@ -129,15 +129,15 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
         self._client.cut(self.t_end_ns)
 
     def first_token(self, exchange: Exchange) -> None:
-        self._pending_prefill.remove_started(self._requested_tokens(exchange)[0])
+        self._pending_prefill.remove_started(self._count_requested_tokens(exchange)[0])
         ttft_s = exchange.ttft_s
         assert ttft_s is not None
-        for latencies in self._latencies_for(exchange):
+        for latencies in self._list_latencies(exchange):
             latencies.ttft.add((exchange.t_first_ns, ttft_s))
 
     def ended(self, exchange: Exchange) -> None:
         self._inflight -= 1
-        self._pending_prefill.remove_ended(exchange, self._requested_tokens(exchange)[0])
+        self._pending_prefill.remove_ended(exchange, self._count_requested_tokens(exchange)[0])
         self._count_end(exchange)
         self._on_end(exchange)
         if self._closed.is_set() and not self._inflight:
@@ -164,7 +164,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
         """The pacer fired: send whatever is due, or close."""
 
     @abstractmethod
-    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
+    def _count_requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         """Input and output tokens of the request."""
 
     @abstractmethod
@@ -178,7 +178,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
     async def _follow_load(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> None:
         """Wait until the load is closed and drained (for at most `drain_s`), or cut."""
         housekeeping = asyncio.create_task(self._run_housekeeping(on_tick))
-        defect = _first_defect()
+        defect = _watch_for_defect()
         cutting = asyncio.create_task(cut.wait())
         futures: list[asyncio.Future[Any]] = [housekeeping, cutting, defect]
         try:
@@ -246,18 +246,18 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
             return
         counts.completed += 1
         self._failures_in_a_row = 0
-        requested = self._requested_tokens(exchange)
+        requested = self._count_requested_tokens(exchange)
         counted = (exchange.prompt_tokens or requested[0], exchange.counted_tokens or requested[1])
         counts.wrong_length += counted != requested
         tpot_s = exchange.tpot_s
         if tpot_s is not None:
-            for latencies in self._latencies_for(exchange):
+            for latencies in self._list_latencies(exchange):
                 latencies.tpot.add((exchange.t_end_ns, tpot_s))
 
-    def _latencies_for(self, exchange: Exchange) -> tuple[Latencies, ...]:
+    def _list_latencies(self, exchange: Exchange) -> tuple[Latencies, ...]:
         return (self._latencies, self._latencies_of[exchange.instance]) if exchange.instance else (self._latencies,)
 
-    def _tick_fields(self, now_ns: int) -> dict[str, Any]:
+    def _make_tick_fields(self, now_ns: int) -> dict[str, Any]:
         """The fields of a LoadTick that every load has."""
         return {
             "t_ns": now_ns,
@@ -271,7 +271,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
             "lateness_p99_s": self._recent_lateness.quantiles(now_ns, 0.99)[0],
         }
 
-    def _outcome_fields(self) -> dict[str, Any]:
+    def _make_outcome_fields(self) -> dict[str, Any]:
         """The fields of an outcome that every load has, without its fidelity."""
         return {
             "t_start_ns": self.t_start_ns,
@@ -285,7 +285,7 @@ class LoadDriver(ABC, Generic[Tick, OutcomeOf]):
         }
 
 
-def _first_defect() -> asyncio.Future[None]:
+def _watch_for_defect() -> asyncio.Future[None]:
     """Fails with the first exception that escapes a callback: a defective load generator must stop measuring."""
     loop = asyncio.get_running_loop()
     defect: asyncio.Future[None] = loop.create_future()

@@ -26,7 +26,7 @@ from runners.load.messages import LoadError, LoadOutcome, LoadTick
 from runners.load.process_settings import allow_connections
 from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
-from runners.load.schedule import offsets_ns
+from runners.load.schedule import make_offsets_ns
 from runners.load.stream import Exchange
 from runners.target import Target, resolve_target
 
@@ -54,7 +54,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
 
     def __init__(self, spec: LoadSpec, target: Target) -> None:
         self.spec = spec
-        self._offsets: list[int] = offsets_ns(
+        self._offsets: list[int] = make_offsets_ns(
             spec.arrival,
             rate_per_s=spec.rate_per_s,
             warmup_s=spec.warmup_s,
@@ -71,7 +71,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
         self._dropped = 0
         self._completed_measured = 0
         """Completions of requests due inside the window: what min_completed asks for."""
-        super().__init__(spec, target, build_bodies(body_shape(spec), len(self._offsets)))
+        super().__init__(spec, target, build_bodies(make_body_shape(spec), len(self._offsets)))
         self._chunks = Recorder(Path(spec.chunks_path)) if spec.chunks_path else None
         if self._chunks is not None:
             self._recorders.append(self._chunks)
@@ -88,13 +88,13 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
     def start(self) -> None:
         self._start_clock()
         self.t_window_start_ns = self.t_start_ns + round(self.spec.warmup_s * 1e9)
-        self._pacer.arm(self._arrival_ns(0))
+        self._pacer.arm(self._find_arrival_ns(0))
 
     # the clock
     def _send_due(self) -> None:
         """The pacer fired: handle every arrival whose time has come, or close the window."""
         while not self._closed.is_set():
-            due_ns = self._arrival_ns(self._next)
+            due_ns = self._find_arrival_ns(self._next)
             if due_ns > perf_counter_ns():
                 self._pacer.arm(due_ns)
                 self._build_ahead_soon()
@@ -107,7 +107,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
                 self._handle_arrival(self._next, due_ns)
                 self._next += 1
 
-    def _arrival_ns(self, index: int) -> int:
+    def _find_arrival_ns(self, index: int) -> int:
         """Time of an arrival; after the last one, of the hard stop."""
         if index < len(self._offsets):
             return self.t_start_ns + self._offsets[index]
@@ -144,7 +144,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
         dropped = Exchange(index, self, due_ns, warmup, self._inflight, status=RequestStatus.DROPPED)
         self._recorder.add(dropped.record(self.spec.input_tokens, self.spec.output_tokens))
 
-    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
+    def _count_requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         return self.spec.input_tokens, self.spec.output_tokens
 
     def _on_end(self, exchange: Exchange) -> None:
@@ -158,7 +158,10 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
     def tick(self, now_ns: int) -> LoadTick:
         phase = "warmup" if now_ns < self.t_window_start_ns else "drain" if self._closed.is_set() else "measure"
         return LoadTick(
-            **self._tick_fields(now_ns), phase=phase, fraction=self._compute_fraction(now_ns), dropped=self._dropped
+            **self._make_tick_fields(now_ns),
+            phase=phase,
+            fraction=self._compute_fraction(now_ns),
+            dropped=self._dropped,
         )
 
     def outcome(self) -> LoadOutcome:
@@ -167,7 +170,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
         lateness = np.array(self._lateness_ns, dtype=np.int64)[: len(due)]
         handled = int(np.count_nonzero(due[: len(lateness)] + lateness <= end))
         return LoadOutcome(
-            **self._outcome_fields(),
+            **self._make_outcome_fields(),
             t_window_start_ns=self.t_window_start_ns,
             t_window_end_ns=self.t_window_end_ns,
             dropped=self._dropped,
@@ -188,7 +191,7 @@ class Cell(LoadDriver[LoadTick, LoadOutcome]):
         return min(1.0, max(0.0, done_s / total_s, elapsed_s / spec.horizon_s))
 
 
-def body_shape(spec: LoadSpec) -> BodyShape:
+def make_body_shape(spec: LoadSpec) -> BodyShape:
     return BodyShape(
         model=spec.model,
         output_tokens=spec.output_tokens,

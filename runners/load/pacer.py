@@ -61,11 +61,11 @@ class Pacer:
     def _arm_loop(self, t_ns: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, (t_ns - perf_counter_ns()) / 1e9), self._due_by_loop, t_ns)
+        self._timer = self._loop.call_later(max(0.0, (t_ns - perf_counter_ns()) / 1e9), self._fire_when_due, t_ns)
 
-    def _due_by_loop(self, t_ns: int) -> None:
+    def _fire_when_due(self, t_ns: int) -> None:
         if perf_counter_ns() < t_ns:  # uvloop may fire a little early
-            self._timer = self._loop.call_soon(self._due_by_loop, t_ns)
+            self._timer = self._loop.call_soon(self._fire_when_due, t_ns)
         else:
             self._on_due()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from results.records.layout import spec_beside
+from results.records.layout import name_spec_beside
 from results.records.load_specs import LoadSpec, ReplaySpec
 from runners.child_process import ChildProcess, start_child, write_spec
 from runners.load.messages import LoadError, LoadLine, LoadOutcome, LoadTick
@@ -46,7 +46,7 @@ async def _run_child(
     cut: asyncio.Event,
     *mode: str,
 ) -> OutcomeOf:
-    path = write_spec(spec_beside(Path(spec.requests_path)), spec, LoadError)
+    path = write_spec(name_spec_beside(Path(spec.requests_path)), spec, LoadError)
     child = await start_child("runners.load", *mode, str(path), line_type=line_type, end_grace_s=END_GRACE_S)
     cutting = asyncio.create_task(_cut_on(child, cut))
     try:

@@ -2,7 +2,7 @@
 
 A prompt is a pure function of (seed, cell_index, index): the same index means the same prompt under every config. It
 begins with an identity, the base-`span` digits of a bijection of (cell_index, index), so that under one seed two
-prompts differ within the first `identity_tokens(span)` tokens (8 for 256 token ids, 4 for 150,000): no engine
+prompts differ within the first `count_identity_tokens(span)` tokens (8 for 256 token ids, 4 for 150,000): no engine
 whose block is at least that long can reuse anything. The rest is uniform.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.load.bodies import Bodies, body_preamble
+from runners.load.bodies import Bodies, build_body_preamble
 
 _DOMAIN = 0x70_726F_6D70_74  # "prompt": keeps this stream apart from the schedule's
 _MASK = (1 << 64) - 1
@@ -32,7 +32,7 @@ def _mix_bits(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def identity_tokens(span: int) -> int:
+def count_identity_tokens(span: int) -> int:
     """Tokens a 64-bit identity takes when there are `span` token ids."""
     count = 1
     while span**count <= _MASK:
@@ -44,13 +44,13 @@ def derive_identity(seed: int, cell_index: int, index: int, span: int) -> list[i
     """The prompt's first tokens, as digits below `span`; injective in (cell_index, index) for a fixed seed."""
     value = _mix_bits((cell_index << 32 | index) ^ _mix_bits(seed ^ 0x9E37_79B9_7F4A_7C15))
     digits = []
-    for _ in range(identity_tokens(span)):
+    for _ in range(count_identity_tokens(span)):
         value, digit = divmod(value, span)
         digits.append(digit)
     return digits
 
 
-def token_slices(
+def draw_token_slices(
     *, seed: int, cell_index: int, index: int, count: int, low: int, high: int
 ) -> Iterator[NDArray[np.int64]]:
     """The prompt in consecutive slices of at most SLICE_TOKENS ids, low <= id < high, `count` in all."""
@@ -72,7 +72,7 @@ def token_slices(
 def token_ids(*, seed: int, cell_index: int, index: int, count: int, low: int, high: int) -> NDArray[np.int64]:
     """The whole prompt."""
     return np.concatenate(
-        list(token_slices(seed=seed, cell_index=cell_index, index=index, count=count, low=low, high=high))
+        list(draw_token_slices(seed=seed, cell_index=cell_index, index=index, count=count, low=low, high=high))
     )
 
 
@@ -92,10 +92,10 @@ class BodyShape(msgspec.Struct, frozen=True):
 
 def build_bodies(shape: BodyShape, count: int) -> Bodies:
     """The bodies of the first `count` requests of a cell, all of them expected in their order."""
-    preamble = body_preamble(shape.model, shape.output_tokens, shape.evidence)
+    preamble = build_body_preamble(shape.model, shape.output_tokens, shape.evidence)
 
     def pieces(index: int) -> Iterator[bytes]:
-        slices = token_slices(
+        slices = draw_token_slices(
             seed=shape.seed,
             cell_index=shape.cell_index,
             index=index,

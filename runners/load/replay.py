@@ -18,12 +18,12 @@ from urllib.parse import quote
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from results.measures.amplification import amplification_ratio
+from results.measures.amplification import compute_amplification_ratio
 from results.records.load_specs import ReplaySpec
 from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
-from runners.load.block_prompts import BlockShape, prompt_pieces
-from runners.load.bodies import Bodies, body_preamble
+from runners.load.block_prompts import BlockShape, make_prompt_pieces
+from runners.load.bodies import Bodies, build_body_preamble
 from runners.load.client import RoutedConnection
 from runners.load.driver import LoadDriver
 from runners.load.fidelity import WindowCounts, judge_fidelity
@@ -35,9 +35,9 @@ from runners.load.replay_plan import (
     PlannedTurn,
     ReplayPlan,
     count_reusable_tokens,
+    make_request_prefix,
     plan_replay,
     read_pace,
-    request_prefix,
 )
 from runners.load.sessions import SessionCounts, Sessions
 from runners.load.stream import Exchange
@@ -84,8 +84,8 @@ class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
         self._sessions = Sessions(
             plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
         )
-        self._session_lines = [session_line(session.session) for session in plan.sessions]
-        self._request_prefix = request_prefix(spec.seed)
+        self._session_lines = [make_session_line(session.session) for session in plan.sessions]
+        self._request_prefix = make_request_prefix(spec.seed)
         self._armed_ns = _NEVER_NS
         self._t_first_send_ns = self._t_last_end_ns = 0
         self._overdue = self._inflight_max = 0
@@ -166,7 +166,7 @@ class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
     def _name_turn(self, turn: PlannedTurn) -> str:
         return f"{self._request_prefix}{turn.index}"
 
-    def _requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
+    def _count_requested_tokens(self, exchange: Exchange) -> tuple[int, int]:
         turn = self.plan.turns[exchange.index]
         return turn.recorded.input_tokens, turn.output_tokens
 
@@ -195,26 +195,26 @@ class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
 
     def _record_turn(self, exchange: Exchange) -> None:
         turn = self.plan.turns[exchange.index]
-        delay_s = self._sessions.delay_ns(turn.session) / 1e9
+        delay_s = self._sessions.measure_delay_ns(turn.session) / 1e9
         self._recorder.add(make_turn_record(self.plan, exchange, self._name_turn(turn), delay_s))
 
     def _build_preamble(self, index: int) -> bytes:
-        return body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
+        return build_body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
 
     def _build_pieces(self, index: int) -> Iterator[bytes]:
         turn = self.plan.turns[index]
         session = self.plan.sessions[turn.session]
-        return prompt_pieces(self._blocks, session.session, index - session.first, turn.recorded)
+        return make_prompt_pieces(self._blocks, session.session, index - session.first, turn.recorded)
 
     def tick(self, now_ns: int) -> ReplayTick:
         counts, turns = self.counts, len(self.plan.turns)
-        fields = self._tick_fields(now_ns)
+        fields = self._make_tick_fields(now_ns)
         over = counts.completed + counts.failed + counts.cut
         return ReplayTick(
             **fields,
             phase="drain" if self._closed.is_set() else "replay",
             fraction=min(1.0, max(over / turns, fields["elapsed_s"] / self.spec.max_duration_s)),
-            **session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
+            **make_session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
         )
 
     def outcome(self) -> ReplayOutcome:
@@ -227,7 +227,7 @@ class Replay(LoadDriver[ReplayTick, ReplayOutcome]):
             cpu_s=self._cpu_s,
         )
         return ReplayOutcome(
-            **self._outcome_fields(),
+            **self._make_outcome_fields(),
             t_stop_ns=self.t_stop_ns,
             inflight_max=self._inflight_max,
             **describe_replay(plan, sessions, counts.sent, wall_s, self.stop_reason),
@@ -290,16 +290,16 @@ def compute_amplification(
     """wall clock / trace span, or None and why: a replay that ended early has no wall clock of the whole trace."""
     if stop_reason != "complete" or wall_clock_s is None:
         return None, f"the replay was not completed ({stop_reason})"
-    ratio = amplification_ratio(wall_clock_s, trace_span_s)
+    ratio = compute_amplification_ratio(wall_clock_s, trace_span_s)
     return ratio, "every turn of the trace was recorded at one moment" if ratio is None else ""
 
 
-def session_line(session: str) -> str:
+def make_session_line(session: str) -> str:
     """The header line that carries a session's id; what may not stand in a header is percent-encoded."""
     return f"x-session-id: {quote(session, safe=_UNQUOTED)}\r\n"
 
 
-def session_fields(
+def make_session_fields(
     plan: ReplayPlan, spec: ReplaySpec, sessions: Sessions, latencies: Mapping[str, Latencies], now_ns: int
 ) -> dict[str, Any]:
     """The fields of a ReplayTick about sessions and instances; `latencies`: by instance."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from results.records.load_specs import ReplaySpec
 from results.records.trace_lines import Turn
-from results.traces.prefix_keys import Keys, known_depth, prefix_keys
+from results.traces.prefix_keys import Keys, find_known_depth, prefix_keys
 from runners.trace.session import Session, Trace
 
 FROM_END = -1
@@ -107,7 +107,7 @@ class _Moment:
     """Index in the session, or FROM_END."""
 
 
-def request_prefix(seed: int) -> str:
+def make_request_prefix(seed: int) -> str:
     """Begins the `x-request-id` of every turn of a replay with this seed; the turn's index ends it."""
     return f"tracon-{seed:x}-"
 
@@ -206,13 +206,13 @@ def count_reusable_tokens(trace: Trace, block_tokens: int) -> list[tuple[int, in
         shared = intra if trace.facts.hash_scope == "session" else everywhere.add(prompt)
         most = prompt.input_tokens - 1
         reusable[number, index] = (
-            _whole_blocks(min(shared, most), block_tokens),
-            _whole_blocks(min(intra, most), block_tokens),
+            _round_to_whole_blocks(min(shared, most), block_tokens),
+            _round_to_whole_blocks(min(intra, most), block_tokens),
         )
     return [reusable[number, index] for _, number, index in turns]
 
 
-def _whole_blocks(tokens: int, block_tokens: int) -> int:
+def _round_to_whole_blocks(tokens: int, block_tokens: int) -> int:
     return tokens // block_tokens * block_tokens
 
 
@@ -236,7 +236,7 @@ class _KnownPrompts:
     def add(self, prompt: _Prompt) -> int:
         """Add a prompt; returns the number of its leading tokens that were known before."""
         keys, tokens_of = prompt.keys, self.tokens_of
-        depth = known_depth(keys, tokens_of)
+        depth = find_known_depth(keys, tokens_of)
         shared = 0
         if depth:
             last = int(keys[depth - 1])

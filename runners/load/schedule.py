@@ -15,14 +15,14 @@ _DOMAIN = 0x7363_6865_6475_6C65  # "schedule": keeps this stream apart from the 
 _NS = 1_000_000_000
 
 
-def constant_offsets_ns(rate_per_s: float, horizon_s: float) -> NDArray[np.int64]:
+def make_constant_offsets_ns(rate_per_s: float, horizon_s: float) -> NDArray[np.int64]:
     """Arrival i at i / rate, i = 0, 1, ..., all before the horizon."""
     count = math.ceil(horizon_s * rate_per_s)
     offsets = np.rint(np.arange(count, dtype=np.float64) * (_NS / rate_per_s)).astype(np.int64)
     return offsets[offsets < round(horizon_s * _NS)]
 
 
-def poisson_offsets_ns(
+def draw_poisson_offsets_ns(
     rate_per_s: float, stretches_s: tuple[float, ...], seed: int, cell_index: int
 ) -> NDArray[np.int64]:
     """A Poisson process that keeps the exact rate: given their number, its arrivals in a stretch are uniform there.
@@ -53,10 +53,10 @@ def split_horizon(warmup_s: float, window_s: float, horizon_s: float) -> tuple[f
     return tuple(lengths) if last <= 1e-9 else (*lengths, last)
 
 
-def offsets_ns(
+def make_offsets_ns(
     arrival: str, *, rate_per_s: float, warmup_s: float, window_s: float, horizon_s: float, seed: int, cell_index: int
 ) -> NDArray[np.int64]:
     """Offsets of all arrivals from the start of the cell, ascending, none at or after `horizon_s`."""
     if arrival == "constant":
-        return constant_offsets_ns(rate_per_s, horizon_s)
-    return poisson_offsets_ns(rate_per_s, split_horizon(warmup_s, window_s, horizon_s), seed, cell_index)
+        return make_constant_offsets_ns(rate_per_s, horizon_s)
+    return draw_poisson_offsets_ns(rate_per_s, split_horizon(warmup_s, window_s, horizon_s), seed, cell_index)

@@ -66,20 +66,20 @@ class Sessions:
         """Sessions held back at this moment."""
         return len(self._waiting)
 
-    def delay_ns(self, index: int) -> int:
+    def measure_delay_ns(self, index: int) -> int:
         """How long a session was held back; 0 while it has not begun."""
-        return max(0, self._begun_ns[index] - self._arrival_ns(index))
+        return max(0, self._begun_ns[index] - self._find_arrival_ns(index))
 
     def next_ns(self) -> int | None:
         """When something is due next; None = nothing is until a turn in flight ends."""
-        arrival = self._arrival_ns(self._arrived) if self._arrived < len(self._plan.sessions) else None
+        arrival = self._find_arrival_ns(self._arrived) if self._arrived < len(self._plan.sessions) else None
         if not self._due:
             return arrival
         return self._due[0][0] if arrival is None else min(arrival, self._due[0][0])
 
     def take_due(self, now_ns: int) -> tuple[int, PlannedTurn] | None:
         """A turn that is due by now, with its time, the earliest first; None = none is."""
-        while self._arrived < len(self._plan.sessions) and self._arrival_ns(self._arrived) <= now_ns:
+        while self._arrived < len(self._plan.sessions) and self._find_arrival_ns(self._arrived) <= now_ns:
             self._note_arrival(self._arrived)
             self._arrived += 1
         while self._due and self._due[0][0] <= now_ns:
@@ -120,7 +120,7 @@ class Sessions:
         due = {index: due_ns for due_ns, index in self._due if due_ns <= now_ns}
         return [(t, due.get(t.index)) for t in self._plan.turns if self._state[t.index] == TurnState.PENDING]
 
-    def _arrival_ns(self, index: int) -> int:
+    def _find_arrival_ns(self, index: int) -> int:
         return self.t_start_ns + self._plan.sessions[index].start_ns
 
     def _note_arrival(self, index: int) -> None:
@@ -128,19 +128,19 @@ class Sessions:
             self._waiting.append(index)
             self.counts.delayed += 1
         else:
-            self._begin_session(index, self._arrival_ns(index))
+            self._begin_session(index, self._find_arrival_ns(index))
 
     def _begin_session(self, index: int, t_ns: int) -> None:
         counts = self.counts
         counts.active += 1
         counts.active_max = max(counts.active_max, counts.active)
         self._begun_ns[index] = t_ns
-        counts.delay_max_ns = max(counts.delay_max_ns, self.delay_ns(index))
-        for turn in self._turns_of(index):
+        counts.delay_max_ns = max(counts.delay_max_ns, self.measure_delay_ns(index))
+        for turn in self._list_turns(index):
             if not turn.waits:
                 self._push_turn(t_ns + turn.offset_ns, turn.index)
 
-    def _turns_of(self, index: int) -> tuple[PlannedTurn, ...]:
+    def _list_turns(self, index: int) -> tuple[PlannedTurn, ...]:
         session = self._plan.sessions[index]
         return self._plan.turns[session.first : session.end]
 
@@ -166,7 +166,7 @@ class Sessions:
             self._begin_session(self._waiting.popleft(), t_ns)
 
     def _drop_pending(self, index: int, t_ns: int) -> list[PlannedTurn]:
-        pending = [turn for turn in self._turns_of(index) if self._state[turn.index] == TurnState.PENDING]
+        pending = [turn for turn in self._list_turns(index) if self._state[turn.index] == TurnState.PENDING]
         for turn in pending:
             self._end_turn(turn, t_ns)
         return pending

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.measures.replay_numbers import apc_of_totals, replay_numbers
+from results.measures.replay_numbers import compute_apc_of_totals, replay_numbers
 from results.records.errors import DAMAGED_JSON
 from results.records.estimate import Estimate, unknown
 from results.records.layout import AttemptLayout
@@ -190,4 +190,4 @@ def _read_engine_apc(scrapes: Path) -> Estimate:
     prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
     if prompts is None or cached is None:
         return unknown("its /metrics holds no prompt counters: it is no engine, or could not be read")
-    return apc_of_totals(prompts, cached)
+    return compute_apc_of_totals(prompts, cached)

@@ -110,7 +110,7 @@ class Exchange:
             self._error_body = (self._error_body + body)[:ERROR_BODY_LIMIT_BYTES]
             return
         if self._partial or b"\r" in body or not body.endswith(b"\n\n"):
-            body = self._whole_events(body)
+            body = self._take_whole_events(body)
         for event in body.split(b"\n\n"):
             if event:
                 self._read_event(event, t_ns)
@@ -118,7 +118,7 @@ class Exchange:
     def complete(self, t_ns: int) -> None:
         """End the request with its whole response: OK, or an error where the response is not as requested."""
         if self.http_status != 200:
-            self.error = f"HTTP {self.http_status}: {_error_text(self._error_body)}"
+            self.error = f"HTTP {self.http_status}: {_read_error_text(self._error_body)}"
         elif self.error is None and not self.done_marker:
             self.error = f"the stream ended without [DONE] {self._describe_received()}"
         elif self.error is None and not self.chunks:
@@ -193,7 +193,7 @@ class Exchange:
     def _describe_received(self) -> str:
         return f"(after {self.chunks} token chunks)"
 
-    def _whole_events(self, body: bytes) -> bytes:
+    def _take_whole_events(self, body: bytes) -> bytes:
         """The complete events so far, with uniform line ends; an incomplete one waits for more bytes."""
         text = self._partial + body
         if b"\r" in text:
@@ -210,7 +210,7 @@ class Exchange:
         if event.startswith(b"data: ") and b"\n" not in event:
             payload = event[6:]
         else:
-            payload = b"\n".join(_data_lines(event))
+            payload = b"\n".join(_list_data_lines(event))
             if not payload:
                 return
         if payload == b"[DONE]":
@@ -222,9 +222,8 @@ class Exchange:
             self._refuse_garbage(f"malformed chunk: {error}", payload)
             return
         if chunk.error is not None:
-            self.error = (
-                f"the engine reported an error in the stream: {_error_text(bytes(payload))} {self._describe_received()}"
-            )
+            reported = _read_error_text(bytes(payload))
+            self.error = f"the engine reported an error in the stream: {reported} {self._describe_received()}"
             return
         self._count_tokens(chunk, t_ns)
 
@@ -291,14 +290,14 @@ def _has_text(choice: _Choice) -> bool:
     return bool(choice.text or (delta is not None and (delta.content or delta.reasoning or delta.reasoning_content)))
 
 
-def _data_lines(event: bytes) -> Iterator[bytes]:
+def _list_data_lines(event: bytes) -> Iterator[bytes]:
     """The data of an event by the SSE rules: without comments, other fields and one leading space."""
     for line in event.split(b"\n"):
         if line.startswith(b"data:"):
             yield line[6:] if line.startswith(b"data: ") else line[5:]
 
 
-def _error_text(body: bytes) -> str:
+def _read_error_text(body: bytes) -> str:
     """The message in an OpenAI- or FastAPI-shaped error body, else the start of the body."""
     try:
         body_json = msgspec.json.decode(body)

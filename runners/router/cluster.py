@@ -150,7 +150,7 @@ class CounterReservation:
         tokens = request.input_tokens
         self.decision = decision
         self.request = request
-        self._lacks = _lacking_tokens(request, decision.instance)
+        self._lacks = _count_lacking_tokens(request, decision.instance)
         self._new_after_transfer = self._lacks
         """Prompt tokens that the serving instance computes once the KV has arrived."""
         self._prefill: _Share | None = None
@@ -159,7 +159,7 @@ class CounterReservation:
         self._pinned_tokens = 0
         new = self._lacks
         if decision.prefill and source is not None:
-            self._prefill = _Share(source, tokens, _lacking_tokens(request, decision.prefill), 0)
+            self._prefill = _Share(source, tokens, _count_lacking_tokens(request, decision.prefill), 0)
             self._new_after_transfer, new = min(1, self._lacks), 0
         elif source is not None:
             block = source.member.block_tokens
@@ -328,5 +328,5 @@ class Cluster:
         self._report(InstanceEvent(instance, "capacity", kv_capacity_tokens=kv_capacity_tokens))
 
 
-def _lacking_tokens(request: RoutedRequest, instance: str) -> int:
+def _count_lacking_tokens(request: RoutedRequest, instance: str) -> int:
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))

@@ -104,7 +104,7 @@ class Counts:
         if seconds is not None:
             self.transfer.add_value(seconds)
 
-    def outcome_fields(self) -> dict[str, Any]:
+    def make_outcome_fields(self) -> dict[str, Any]:
         """The fields of a RouterOutcome that are counted here."""
         return {
             "requests": self.requests,
@@ -145,7 +145,7 @@ class Held(NamedTuple):
     """By instance."""
 
 
-def metrics_page(
+def make_metrics_page(
     counts: Counts, view: ClusterView, sessions: Mapping[str, int], held: Held, records_lost: int
 ) -> bytes:
     """The metrics as Prometheus text; `sessions`: bound sessions by instance."""

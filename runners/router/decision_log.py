@@ -13,7 +13,7 @@ from results.records.decisions import DecisionRecord
 from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap
-from results.records.layout import TrialLayout, sha256, trial_layouts
+from results.records.layout import TrialLayout, list_trial_layouts, sha256
 from results.records.rows import decode_row
 from results.records.turns import decode_cell
 from runners.errors import RunnerError
@@ -37,8 +37,8 @@ def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
     """
     if run.is_file():
         return (read_log(run, run.name),)
-    layouts = trial_layouts(run)
-    chosen = [layout for layout in layouts if cell in _cell_name(layout)]
+    layouts = list_trial_layouts(run)
+    chosen = [layout for layout in layouts if cell in _name_cell(layout)]
     if chosen and not any(map(_has_log, chosen)):
         raise RunnerError(
             f"{run.name} was simulated without decision logs (simulation.decision_log = false)",
@@ -46,7 +46,7 @@ def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
         )
     logs = tuple(map(_read_cell, chosen))
     if not logs:
-        names = ", ".join(_cell_name(layout) for layout in layouts[:6]) or "none"
+        names = ", ".join(_name_cell(layout) for layout in layouts[:6]) or "none"
         wanted = f" whose name contains {cell!r}" if cell else ""
         raise RunnerError(
             f"{run.name} has no decision log{wanted}",
@@ -85,7 +85,7 @@ def _has_log(layout: TrialLayout) -> bool:
 
 
 def _read_cell(layout: TrialLayout) -> LoggedPicks:
-    name = _cell_name(layout)
+    name = _name_cell(layout)
     if not layout.decisions.exists():
         return LoggedPicks(name, (), (Gap(f"{name}/{layout.decisions.name}", "is missing"),))
     log = read_log(layout.decisions, f"{name}/{layout.decisions.name}")
@@ -109,7 +109,7 @@ def _check_finished(layout: TrialLayout, name: str) -> Iterator[Gap]:
         yield Gap(f"{name}/{layout.decisions.name}", "differs from the checksum its cell was finished with")
 
 
-def _cell_name(layout: TrialLayout) -> str:
+def _name_cell(layout: TrialLayout) -> str:
     return f"{layout.root.parent.name}/{layout.root.name}"
 
 

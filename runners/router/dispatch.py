@@ -16,7 +16,7 @@ from runners.router.driver import Driver
 from runners.router.ledger import Ledger, PendingOutcome, Pick
 from runners.router.policies import POLICIES
 from runners.router.policies.policy import Draft, Policy, WholePolicy
-from runners.router.prefix_index import Index, cached_by_instance
+from runners.router.prefix_index import Index, count_cached_by_instance
 from runners.router.response_facts import Usage
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim
 from runners.router.transfer.movement import Movement
@@ -189,7 +189,7 @@ class Dispatcher:
         decision = reservation.pick.decision
         if decision.instance:
             reservation.counters = self._cluster.reserve_counters(decision, reservation.pick.request)
-        reservation.binding = self._bindings.version_of(request.session)
+        reservation.binding = self._bindings.find_version(request.session)
         index = self._indexes.get(decision.instance)
         if index is not None and request.keys:
             index.insert_keys(request.keys)
@@ -235,7 +235,7 @@ class Dispatcher:
 
     def _describe_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
         """The request as the policy sees it. A request without a session has no binding."""
-        owner = self._bindings.owner_of(request.session)
+        owner = self._bindings.find_owner(request.session)
         return RoutedRequest(
             request=request.request,
             session=request.session,
@@ -244,11 +244,13 @@ class Dispatcher:
             max_tokens=request.max_tokens,
             block_tokens=self.block_tokens,
             cached_tokens=(
-                cached_by_instance(self._indexes, request.keys, request.input_tokens) if request.keys else NO_TOKENS
+                count_cached_by_instance(self._indexes, request.keys, request.input_tokens)
+                if request.keys
+                else NO_TOKENS
             ),
             owner=owner,
             since_migration_s=self._bindings.since_migration_s(request.session, self.driver.now_s()),
-            rejects=self._bindings.refusals_of(request.session),
+            rejects=self._bindings.find_refusals(request.session),
             tried=tried,
             moving_to=self._bindings.moving_to(request.session),
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,

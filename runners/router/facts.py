@@ -14,7 +14,7 @@ import msgspec
 import simdjson
 from xxhash import xxh3_128_hexdigest
 
-from runners.router.prefix_index import TOKEN_BYTES, byte_keys
+from runners.router.prefix_index import TOKEN_BYTES, make_byte_keys
 
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
@@ -103,7 +103,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     except _UNREADABLE:
         return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
     if ids is not None:
-        keys, count = _key_ids(ids, block_tokens), len(ids) // TOKEN_BYTES
+        keys, count = _make_id_keys(ids, block_tokens), len(ids) // TOKEN_BYTES
     elif chat:
         conversation = bytes(read.messages) or bytes(read.input)
         text = b"".join((read.tools, read.system, read.instructions, conversation[:-1]))
@@ -123,7 +123,7 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         limit = _read_value(read.max_tokens)
     previous = _read_value(read.previous_response_id)
     return Facts(
-        session_name(_read_value(read.session_id)) or session_name(_read_value(read.user)),
+        read_session_name(_read_value(read.session_id)) or read_session_name(_read_value(read.user)),
         keys,
         count,
         limit if isinstance(limit, int) and 0 <= limit <= MAX_TOKENS_LIMIT else default,
@@ -166,7 +166,7 @@ def _read_value(raw: msgspec.Raw) -> object:
         return None
 
 
-def session_name(value: object) -> str:
+def read_session_name(value: object) -> str:
     """The session id in a text or a number, of at most SESSION_LIMIT characters; empty for any other value.
 
     A longer one is cut and ends in a hash of the whole: ids that only begin alike are different sessions.
@@ -193,7 +193,7 @@ def _decode_header(value: bytes) -> str:
 def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     packed = _pack_ids(prompt)
     if packed is not None:
-        return _key_ids(packed, block_tokens), len(packed) // TOKEN_BYTES
+        return _make_id_keys(packed, block_tokens), len(packed) // TOKEN_BYTES
     if prompt.startswith(b"["):
         return _read_prompts(prompt, block_tokens)
     return _read_text(prompt[1:-1], block_tokens)
@@ -210,7 +210,7 @@ def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], in
     whole = [ids for ids in packed if ids is not None]
     if not whole or len(whole) < len(packed):
         return _read_text(prompt[1:-1], block_tokens)
-    return _key_ids(whole[0], block_tokens), sum(map(len, whole)) // TOKEN_BYTES
+    return _make_id_keys(whole[0], block_tokens), sum(map(len, whole)) // TOKEN_BYTES
 
 
 def _pack_ids(prompt: bytes) -> bytes | None:
@@ -236,10 +236,10 @@ def _pack_array(array: object) -> bytes:
     return bytes(array.as_buffer(of_type="u"))
 
 
-def _key_ids(packed: bytes, block_tokens: int) -> tuple[int, ...]:
-    return byte_keys(packed[: TOKEN_BYTES * HASHED_TOKENS], TOKEN_BYTES * block_tokens)
+def _make_id_keys(packed: bytes, block_tokens: int) -> tuple[int, ...]:
+    return make_byte_keys(packed[: TOKEN_BYTES * HASHED_TOKENS], TOKEN_BYTES * block_tokens)
 
 
 def _read_text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     hashed = text[: BYTES_PER_TOKEN * HASHED_TOKENS] if len(text) > BYTES_PER_TOKEN * HASHED_TOKENS else text
-    return byte_keys(hashed, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
+    return make_byte_keys(hashed, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)

@@ -40,7 +40,7 @@ class Health:
         self._t_opened_s: dict[str, float] = {}
         """When the breaker of an instance opened last."""
 
-    def state_of(self, instance: str) -> BreakerState:
+    def find_state(self, instance: str) -> BreakerState:
         """Open for an instance whose first probe has not ended."""
         breaker = self._breakers.get(instance)
         return BreakerState.OPEN if breaker is None else breaker.state
@@ -61,7 +61,7 @@ class Health:
 
     def is_on_trial(self, instance: str) -> bool:
         """Whether its next response decides if it may be picked again."""
-        return self.state_of(instance) is BreakerState.HALF_OPEN
+        return self.find_state(instance) is BreakerState.HALF_OPEN
 
     def note_dispatch(self, instance: str) -> None:
         self._step_breaker(instance, Breaker.note_dispatch)

@@ -127,7 +127,7 @@ class Ledger:
         """Migration events since the last call; `last`: do not wait for token counts."""
         return self._feed.take_steps(last=last)
 
-    def latest_picks(self) -> tuple[TickPick, ...]:
+    def list_latest_picks(self) -> tuple[TickPick, ...]:
         """The last LATEST picks, oldest first."""
         return tuple(
             TickPick(
@@ -176,11 +176,11 @@ class Ledger:
     def _count_outcome(self, outcome: PendingOutcome) -> None:
         counts, pick = self._counts, outcome.pick
         counts.outcomes[pick.decision.instance, outcome.status] += 1
-        first_byte_s = _first_byte_s(outcome)
+        first_byte_s = _measure_first_byte_s(outcome)
         if outcome.status == "ok" and first_byte_s is not None:
             counts.first_byte.add_value(first_byte_s)
-            counts.last_byte.add_value(_last_byte_s(outcome))
-        migration = _migration_result(outcome)
+            counts.last_byte.add_value(_measure_last_byte_s(outcome))
+        migration = _name_migration_result(outcome)
         if migration:
             counts.migrations[migration] += 1
             if migration == "failed":
@@ -193,7 +193,7 @@ class Ledger:
         seq = pick.seq
         self._uncounted[seq] = outcome, usage
         movement.end_answer(usage.prompt_tokens, usage.cached_tokens)
-        movement.when_settled(lambda transfer: self._count_transfer(seq, transfer))
+        movement.call_when_settled(lambda transfer: self._count_transfer(seq, transfer))
 
     def _count_transfer(self, seq: int, transfer: KvTransfer) -> None:
         """Write the record of a pick whose transfer has settled, or whose wait for it has ended."""
@@ -220,14 +220,14 @@ class Ledger:
             outcome=RoutedOutcome(
                 status=outcome.status,
                 http_status=outcome.http_status,
-                kv_wait_s=_since_pick_s(outcome, outcome.t_transfer_ns),
-                first_byte_s=_first_byte_s(outcome),
-                last_byte_s=_last_byte_s(outcome),
+                kv_wait_s=_measure_since_pick_s(outcome, outcome.t_transfer_ns),
+                first_byte_s=_measure_first_byte_s(outcome),
+                last_byte_s=_measure_last_byte_s(outcome),
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
                 error=outcome.error,
-                migration=_migration_result(outcome),
+                migration=_name_migration_result(outcome),
                 transfer=transfer,
             ),
             t_dispatch_ns=pick.t_dispatch_ns,
@@ -235,15 +235,15 @@ class Ledger:
         self._log.append_record(record)
 
 
-def _first_byte_s(outcome: PendingOutcome) -> float | None:
-    return _since_pick_s(outcome, outcome.t_first_ns)
+def _measure_first_byte_s(outcome: PendingOutcome) -> float | None:
+    return _measure_since_pick_s(outcome, outcome.t_first_ns)
 
 
-def _since_pick_s(outcome: PendingOutcome, t_ns: int) -> float | None:
+def _measure_since_pick_s(outcome: PendingOutcome, t_ns: int) -> float | None:
     return (t_ns - outcome.pick.t_dispatch_ns) / 1e9 if t_ns else None
 
 
-def _last_byte_s(outcome: PendingOutcome) -> float:
+def _measure_last_byte_s(outcome: PendingOutcome) -> float:
     return (outcome.t_end_ns - outcome.pick.t_dispatch_ns) / 1e9
 
 
@@ -253,7 +253,7 @@ def _read_usage(outcome: PendingOutcome) -> Usage:
     return read_usage(b"".join(outcome.usage)) if outcome.usage else Usage()
 
 
-def _migration_result(outcome: PendingOutcome) -> str:
+def _name_migration_result(outcome: PendingOutcome) -> str:
     """The result of a migration, as in RoutedOutcome; empty = the pick does not migrate."""
     if not outcome.pick.decision.migrate_from:
         return ""

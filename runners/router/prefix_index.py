@@ -81,7 +81,7 @@ class PrefixIndex:
         if capacity is not None and len(keys) > capacity:
             keys = keys[:capacity]
         held = self._count_held(keys)
-        last = self._end_run(keys[held - 1], held) if held else None
+        last = self._find_run_ending(keys[held - 1], held) if held else None
         if held < len(keys):
             last = self._add_run(last, held, list(keys[held:]))
         while last is not None:
@@ -108,7 +108,7 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def _end_run(self, key: int, count: int) -> _Run:
+    def _find_run_ending(self, key: int, count: int) -> _Run:
         """The run that ends with `key`, block number `count` of its path. A run that goes on is split behind it."""
         run = self._used[key]
         length = count - run.start
@@ -148,42 +148,42 @@ class PrefixIndex:
         self._listed = 0
 
 
-def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
+def make_block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     """A 64-bit key per full block of the prompt, each chained to the previous one.
 
     Keys are the same in every process and on every host. Raises TypeError for ids that are not integers, OverflowError
     for ids below 0 or beyond 64 bits.
     """
-    return byte_keys(pack_tokens(token_ids), TOKEN_BYTES * block_tokens)
+    return make_byte_keys(pack_tokens(token_ids), TOKEN_BYTES * block_tokens)
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """TOKEN_BYTES per id, as input of `byte_keys`. Raises as `block_keys`."""
+    """TOKEN_BYTES per id, as input of `make_byte_keys`. Raises as `make_block_keys`."""
     return array("Q", token_ids).tobytes()
 
 
-def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
-    """As `block_keys` for a prompt in bytes (packed ids, or text): a key per full `block_bytes`.
+def make_byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
+    """As `make_block_keys` for a prompt in bytes (packed ids, or text): a key per full `block_bytes`.
 
     The hash is fast, not cryptographic: a client that forges two prompts with one key misroutes its own requests.
     """
     whole = len(data) // block_bytes * block_bytes
-    blocks = _splitter(block_bytes)(data if whole == len(data) else memoryview(data)[:whole])
+    blocks = _make_splitter(block_bytes)(data if whole == len(data) else memoryview(data)[:whole])
     parent = 0
     return tuple([parent := xxh3_64_intdigest(block, parent) for (block,) in blocks])
 
 
 @cache
-def _splitter(block_bytes: int) -> Callable[[bytes | memoryview], Iterator[tuple[bytes]]]:
+def _make_splitter(block_bytes: int) -> Callable[[bytes | memoryview], Iterator[tuple[bytes]]]:
     return Struct(f"{block_bytes}s").iter_unpack
 
 
-def chain_key(parent: int | None, block: Sequence[int]) -> int:
+def make_chained_key(parent: int | None, block: Sequence[int]) -> int:
     """The key of a block of token ids that follows the block with key `parent`; None = a prompt's first block."""
     return xxh3_64_intdigest(pack_tokens(block), parent or 0)
 
 
-def cached_by_instance(indexes: Mapping[str, Index], keys: Sequence[int], input_tokens: int) -> dict[str, int]:
+def count_cached_by_instance(indexes: Mapping[str, Index], keys: Sequence[int], input_tokens: int) -> dict[str, int]:
     """Cached tokens of a prompt of `input_tokens`, by instance: full blocks, and never the last token."""
     most = max(0, input_tokens - 1)
     cached = {}

@@ -301,7 +301,7 @@ class RequestLifecycle(ABC):
         self._end_attempt("error", failure.text)
         traffic.health.note_failure(instance, failure, begun=True)
 
-    def request_failed(self, failure: Failure) -> None:
+    def fail_request(self, failure: Failure) -> None:
         """The instance failed, or its connection did."""
         traffic, instance = self._traffic, self.instance
         if self._is_open:
@@ -334,7 +334,7 @@ class RequestLifecycle(ABC):
 
     def fail_attempt(self, failure: Failure) -> None:
         self._withdraw_request(failure.text)
-        self.request_failed(failure)
+        self.fail_request(failure)
 
     def cut_request(self, why: str, *, elsewhere: bool) -> None:
         """End the request from outside; with `elsewhere`, retry it on another instance before its first byte."""

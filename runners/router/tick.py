@@ -33,7 +33,7 @@ def make_tick(
         instances=rows,
         sessions=sum(row.sessions for row in rows),
         decisions=dict(counts.decisions),
-        latest=ledger.latest_picks(),
+        latest=ledger.list_latest_picks(),
         retries=counts.retries,
         errors=counts.count_status("error"),
     )

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
-from runners.router.policies import parameters_of
+from runners.router.policies import list_parameters
 from runners.router.policies.policy import Policy, PolicyError, new_tokens
 from runners.router.why import why_not
 
@@ -89,7 +89,7 @@ class WhatIf:
         return self.agree / self.picks if self.picks else None
 
 
-def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
+def repeat_picks(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
     """Repeat every pick of `records`, in order, with `policy`.
 
     `owners`: the session's owner as `recorded`, or the instance that `served` its previous turn (for logs of policies
@@ -124,14 +124,14 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
             served[request.session] = recorded.instance
     return WhatIf(
         policy=policy.name,
-        parameters=parameters_of(policy),
+        parameters=list_parameters(policy),
         recorded_policies=tuple(dict.fromkeys(record.decision.policy for record in records)),
         picks=len(records),
         agree=len(records) - len(differences),
         reasons=_count_pairs(reasons),
         shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
-        recorded_met=_mean_met(recorded_rows),
-        instead_met=_mean_met(instead_rows),
+        recorded_met=_average_met(recorded_rows),
+        instead_met=_average_met(instead_rows),
         migrations=(migrations, instead),
         unowned_turns=unowned,
         differences=tuple(differences),
@@ -167,7 +167,7 @@ def _measure_met(record: DecisionRecord, decision: Decision) -> list[tuple[int, 
     ]
 
 
-def _mean_met(rows: Sequence[tuple[int, int, int]]) -> Met:
+def _average_met(rows: Sequence[tuple[int, int, int]]) -> Met:
     if not rows:
         return Met(None, None, None)
     return Met(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))

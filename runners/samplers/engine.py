@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from results.records.errors import RingError
 from results.records.events import STEP_BUCKETS_US
-from results.records.rings import MISSING, Records, RingReader, ring_paths
+from results.records.rings import MISSING, Records, RingReader, list_ring_paths
 from results.records.schemas import MetricsRecord
 from runners.errors import RunnerError
 
@@ -211,7 +211,7 @@ class StepTail:
         if not self._has_timing or not self._readers:
             return StepSample()
         try:
-            parts = [_step_columns(reader) for reader in self._readers.values()]
+            parts = [_read_step_columns(reader) for reader in self._readers.values()]
         except RingError:
             self._has_timing = False
             return StepSample()
@@ -235,7 +235,7 @@ class StepTail:
 
     def _open_rings(self, *, new_ones: bool) -> None:
         """Open rings not yet followed: those present at the start from their end, later ones from their beginning."""
-        for path in ring_paths(self._folder, "engine"):
+        for path in list_ring_paths(self._folder, "engine"):
             if path in self._readers or not self._has_timing:
                 continue
             try:
@@ -246,7 +246,7 @@ class StepTail:
                 self._has_timing = self._readers[path].header.step_timing_available
 
 
-def _step_columns(reader: RingReader) -> tuple[Records, Records]:
+def _read_step_columns(reader: RingReader) -> tuple[Records, Records]:
     """Step duration (ns) and computed tokens of the new records; a ring without those columns has MISSING and 0."""
     rows, header = reader.read_new(), reader.header
     step, prefill, decode = (header.index(name) for name in ("engine_step_ns", "prefill_tokens", "decode_tokens"))

@@ -71,7 +71,7 @@ def read_clock() -> HostClock:
     # guest time is in user time already
     total = tuple(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
     worked = tuple(all_s - idle_s - stolen_s for all_s, idle_s, stolen_s in zip(total, idle, stolen, strict=True))
-    return HostClock(time.monotonic(), worked, total, stolen, _waited_s())
+    return HostClock(time.monotonic(), worked, total, stolen, _read_waited_s())
 
 
 def time_work() -> float:
@@ -82,7 +82,7 @@ def time_work() -> float:
     return (time.thread_time_ns() - begun_ns) / 1000
 
 
-def _waited_s() -> float | None:
+def _read_waited_s() -> float | None:
     """Seconds since the boot in which some task waited for a core; None where the kernel does not report it."""
     with suppress(OSError, ValueError, IndexError):
         some = PRESSURE.read_text().splitlines()[0]
@@ -90,7 +90,7 @@ def _waited_s() -> float | None:
     return None
 
 
-def shares_between(before: HostClock, now: HostClock) -> Shares:
+def compute_shares_between(before: HostClock, now: HostClock) -> Shares:
     """Busy, stolen and waiting between two moments."""
     passed = [after - then for then, after in zip(before.total_s, now.total_s, strict=True)]
     if min(passed, default=0.0) <= 0:
@@ -105,4 +105,4 @@ def shares_between(before: HostClock, now: HostClock) -> Shares:
 
 def _format_shares(before: HostClock, now: HostClock) -> list[str]:
     """Empty = not known."""
-    return ["" if share is None else f"{share:.4f}" for share in shares_between(before, now)]
+    return ["" if share is None else f"{share:.4f}" for share in compute_shares_between(before, now)]

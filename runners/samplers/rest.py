@@ -15,7 +15,7 @@ from results.records.events import InstanceChanged
 from results.records.host import SLOW, find_usual_us, read_host
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
-from runners.samplers.host import read_clock, shares_between, time_work
+from runners.samplers.host import compute_shares_between, read_clock, time_work
 from state.errors import StateError
 from state.store import RunStore
 from state.workspace import Workspace
@@ -55,7 +55,7 @@ def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
     """Measures the host over `sample_s`, while this process sleeps."""
     before = read_clock()
     time.sleep(sample_s)
-    shares = shares_between(before, read_clock())
+    shares = compute_shares_between(before, read_clock())
     load_1m = None
     with suppress(OSError):
         load_1m = os.getloadavg()[0]

@@ -23,11 +23,11 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.measures.requests import latency_samples
-from results.measures.step_durations import steps_in_window
+from results.measures.requests import collect_latency_samples
+from results.measures.step_durations import select_steps_in_window
 from results.records.count import format_count
 from results.records.frames import Gap, read_cell, read_requests, read_steps
-from results.records.layout import RunLayout, beside_cell
+from results.records.layout import RunLayout, name_file_beside_cell
 from results.records.schemas import CellRecord, RequestStatus
 from results.records.simulation_spec import EngineModel, StepTime
 from runners.errors import RunnerError
@@ -368,8 +368,8 @@ def _simulate_p90s(cell: Cell, model: EngineModel, residuals: Sequence[float]) -
 
 
 def _measure_p90s(cell: Cell, requests: pd.DataFrame) -> dict[str, float | None]:
-    samples = latency_samples(requests, cell.record)
-    return {name: _percentile(samples[name]) for name in COMPARED}
+    samples = collect_latency_samples(requests, cell.record)
+    return {name: _compute_percentile(samples[name]) for name in COMPARED}
 
 
 def mark_near_saturation(cells: Sequence[CellComparison]) -> tuple[CellComparison, ...]:
@@ -378,7 +378,7 @@ def mark_near_saturation(cells: Sequence[CellComparison]) -> tuple[CellCompariso
     return tuple(replace(cell, near_saturation=cell.load in steep) for cell in cells)
 
 
-def _percentile(samples: np.ndarray) -> float | None:
+def _compute_percentile(samples: np.ndarray) -> float | None:
     known = samples[np.isfinite(samples)]
     return float(np.quantile(known, PERCENTILE)) if known.size else None
 
@@ -386,13 +386,13 @@ def _percentile(samples: np.ndarray) -> float | None:
 def read_cells(run: Path, config: str) -> Iterator[Cell]:
     """The run's cells of this config that have requests and steps, and whose client kept its schedule."""
     for path, record in _read_records(run, config):
-        requests = read_requests(beside_cell(path, "requests")).frame
-        steps = read_steps(beside_cell(path, "engine_step")).frame
+        requests = read_requests(name_file_beside_cell(path, "requests")).frame
+        steps = read_steps(name_file_beside_cell(path, "engine_step")).frame
         if requests is None or steps is None or record.fidelity.get("degraded"):
             continue
         instance = record.instance.get("instance")
         launch = f"{run.name}/{instance}" if instance else ""
-        yield Cell(record, requests, steps_in_window(steps, record), launch)
+        yield Cell(record, requests, select_steps_in_window(steps, record), launch)
 
 
 def _read_records(run: Path, config: str) -> Iterator[tuple[Path, CellRecord]]:
@@ -444,7 +444,7 @@ def read_settings(records: Iterable[CellRecord]) -> dict[str, int]:
 def _read_capacity(run: Path, config: str) -> int:
     """Tokens that the engine has room for in its KV cache, as it reported."""
     for path, _ in _read_records(run, config):
-        capacity = read_baseline_shape(beside_cell(path, "metrics")).capacity_tokens
+        capacity = read_baseline_shape(name_file_beside_cell(path, "metrics")).capacity_tokens
         if capacity is not None:
             return capacity
     raise RunnerError(

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from results.records.count import format_count
 from results.records.estimate import Estimate
 from results.records.percent import format_percent
-from results.routing.metrics import metric_named
-from results.statistics.estimates import student_quantile
+from results.routing.metrics import find_metric
+from results.statistics.estimates import compute_student_quantile
 from results.statistics.judgement import Judgement, Outcome, take_point
 from results.statistics.trials import MIN_PAIRED, Measured, Trial, estimate
 from runners.simulator.gates import hold_against, join_outcomes
@@ -88,7 +88,7 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
 
     Those near saturation are reported and not judged.
     """
-    title = metric_named(metric).title
+    title = find_metric(metric).title
     name = f"calibration of {title}"
     claim = f"A fitted engine model predicts {title} of cells that it was not fitted to."
     rule = (
@@ -107,7 +107,7 @@ def judge_errors(metric: str, loads: Sequence[LoadErrors], near_saturation: Sequ
     repetition = _average([[(cell.launch, cell.repetition) for cell in one.repeated] for one in repeated])
     excess = _average([[(cell.launch, cell.excess) for cell in one.repeated] for one in repeated])
     limits = ((bias, -BIAS_LIMIT, BIAS_LIMIT), (excess, -math.inf, MAPE_ABOVE_REPETITION))
-    why = _why_no_verdict(loads, repeated)
+    why = _explain_no_verdict(loads, repeated)
     outcome = Outcome.UNDECIDED if why else join_outcomes([hold_against(*one) for one in limits])
     why = why or "; ".join(dict.fromkeys(one.reason for one in (bias, excess) if one.reason))
     text = (
@@ -182,7 +182,7 @@ def _spread_of_launches(loads: Sequence[Sequence[_LaunchValue]], means: Sequence
         return count, None
     spread = statistics.stdev(statistics.fmean(own) for own in deviations.values())
     error = spread * math.sqrt(math.fsum(weight**2 for weight in weights.values()))
-    return count, student_quantile(count - 1) * error
+    return count, compute_student_quantile(count - 1) * error
 
 
 def _count_loads(loads: Sequence[LoadErrors]) -> str:
@@ -191,7 +191,7 @@ def _count_loads(loads: Sequence[LoadErrors]) -> str:
     return f"{format_count(len(loads), 'load', 'loads')} ({cells} of {launches})"
 
 
-def _why_no_verdict(loads: Sequence[LoadErrors], repeated: Sequence[LoadErrors]) -> str:
+def _explain_no_verdict(loads: Sequence[LoadErrors], repeated: Sequence[LoadErrors]) -> str:
     """Too few loads or launches to see by how much these differ; empty where there are enough."""
     few = [format_count(len(loads), "held-out load", "held-out loads")] if len(loads) < MIN_PAIRED else []
     if len(repeated) < MIN_PAIRED:
@@ -214,8 +214,8 @@ def _describe_apart(loads: Sequence[LoadErrors]) -> str:
 
 def _make_measured(values: Mapping[int, float]) -> Measured:
     """Numbers whose spread alone gives an interval: nothing is drawn within one of them."""
-    return Measured({number: Trial(value, 1, _no_draws) for number, value in values.items()})
+    return Measured({number: Trial(value, 1, _explain_no_draws) for number, value in values.items()})
 
 
-def _no_draws() -> str:
+def _explain_no_draws() -> str:
     return f"an interval needs {MIN_PAIRED} of them"

@@ -18,18 +18,18 @@ from typing import Any
 
 import msgspec
 
-from results.measures.summary import percentile_name
+from results.measures.summary import name_percentile
 from results.records.count import format_count
 from results.records.engine_gates import EngineGate, EngineGates
 from results.records.errors import DAMAGED_JSON
 from results.records.layout import RunLayout, digest_cells, write_indented_json
 from results.records.run_folder import run_facts
 from results.records.turns import RoutingCell
-from results.registry import results_of
+from results.registry import find_results_of_run
 from results.routing.loads import load_of, strip_load
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.read import load_cells
-from results.routing.summary import summary_of
+from results.routing.summary import summarize_loaded_cell
 from results.statistics.judgement import Judgement, Outcome
 from results.statistics.p_values import state_p
 from runners.errors import RunnerError
@@ -38,8 +38,8 @@ from runners.simulator.calibration_gate import LoadErrors, judge_errors
 from runners.simulator.gates import Contention, LoadValues, Rank, held, judge_apc, judge_rank, measure_contention
 from runners.simulator.logged_run import CellParity, compare_run
 
-RANKED = tuple(percentile_name(series, "p90") for series in COMPARED)
-TOKEN_TIME = percentile_name("tpot_s", "p50")
+RANKED = tuple(name_percentile(series, "p90") for series in COMPARED)
+TOKEN_TIME = name_percentile("tpot_s", "p50")
 CONFIG = "plain"
 """Config of connector-tax: one engine without a connector."""
 FEWEST_DECISIONS = 100
@@ -71,7 +71,7 @@ class Check:
         for rank in self.ranks:
             for flip in rank.flips:
                 yield (
-                    f"{metric_named(rank.metric).title}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
+                    f"{find_metric(rank.metric).title}, {flip.load}: {flip.lower} is below {flip.higher} in real runs "
                     f"({state_p(flip.p_value)}), and not in simulated ones."
                 )
 
@@ -167,7 +167,7 @@ def record_gates(checked: Check, runs: Sequence[Path]) -> tuple[Path, ...]:
         model = run_facts(run)[0].simulated
         record = EngineGates(names, model, digest, version("tracon"), gates, checked.notes)
         write_indented_json(RunLayout(run).engine_gates, record)
-        results_of(run).write(run)
+        find_results_of_run(run).write(run)
     return tuple(map(Path, checked.simulated))
 
 
@@ -212,7 +212,7 @@ def judge_calibrations(calibrations: Sequence[Calibration], others: Sequence[str
     gates = []
     for series in COMPARED:
         loads, apart = (_join_loads(calibrations, series, near_saturation=near) for near in (False, True))
-        gates.append(judge_errors(percentile_name(series, "p90"), loads, apart))
+        gates.append(judge_errors(name_percentile(series, "p90"), loads, apart))
     if not others:
         return tuple(gates)
     reason = (
@@ -251,7 +251,7 @@ def read_values(runs: Iterable[Path], metrics: Sequence[str]) -> dict[str, list[
     for run in runs:
         cells, inputs = [cell for cell in load_cells(run)[0] if not cell.degraded], _read_inputs(run)
         for cell in cells:
-            record, summary = cell.record, summary_of(cell)
+            record, summary = cell.record, summarize_loaded_cell(cell)
             for name, loads in (simulated if record.simulated else measured).items():
                 value = summary.estimate(name).value
                 if value is not None:

@@ -182,7 +182,7 @@ class Engine:
             self._stride = self._find_stride([job for job, _ in self._batch])
         self._began_ns = self._clock.now_ns()
         self._slowdown = self._cores.begin_step()
-        self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
+        self._timer = self._clock.call_at(self._began_ns + self._predict_stride_ns(self._stride), self._end_step)
 
     def _measure_work(self) -> StepWork:
         """Work of the batch as it is scheduled."""
@@ -307,7 +307,7 @@ class Engine:
                 high = middle - 1
         return low
 
-    def _stride_ns(self, steps: int) -> int:
+    def _predict_stride_ns(self, steps: int) -> int:
         """From the begin of the step under way to the end of the last of `steps`.
 
         A request that is cancelled meanwhile makes it no shorter.
@@ -328,16 +328,16 @@ class Engine:
         low, high = 1, self._stride
         for steps in (guess, guess - 1, guess + 1):
             if low <= steps < high:
-                low, high = (low, steps) if self._stride_ns(steps) >= passed_ns else (steps + 1, high)
+                low, high = (low, steps) if self._predict_stride_ns(steps) >= passed_ns else (steps + 1, high)
         while low < high:
             middle = (low + high) // 2
-            if self._stride_ns(middle) >= passed_ns:
+            if self._predict_stride_ns(middle) >= passed_ns:
                 high = middle
             else:
                 low = middle + 1
         self._timer.cancel()
         self._stride = low
-        self._timer = self._clock.call_at(self._began_ns + self._stride_ns(low), self._end_step)
+        self._timer = self._clock.call_at(self._began_ns + self._predict_stride_ns(low), self._end_step)
 
     def _settle_steps(self) -> None:
         """End those steps taken at once that are over: they did without blocks that are freed now."""
@@ -345,7 +345,7 @@ class Engine:
         ended_steps = self._stride - 1
         if ended_steps < 1:
             return
-        self._began_ns += self._stride_ns(ended_steps)
+        self._began_ns += self._predict_stride_ns(ended_steps)
         for job, _ in self._batch:
             take_more(self.blocks, job, ended_steps + 1)
             job.computed += ended_steps
@@ -398,7 +398,7 @@ class Engine:
 
     def _find_last_begin(self) -> int:
         """When the last of the steps under way began."""
-        return self._began_ns + (self._stride_ns(self._stride - 1) if self._stride > 1 else 0)
+        return self._began_ns + (self._predict_stride_ns(self._stride - 1) if self._stride > 1 else 0)
 
     def _end_job(self, job: Job) -> None:
         self._running.remove(job)

@@ -33,7 +33,7 @@ class EngineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("each list of residuals must have numbers above 0, at least one")
 
 
-def engine_names() -> tuple[str, ...]:
+def list_engine_names() -> tuple[str, ...]:
     """The engine models that come with Tracon."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
@@ -41,7 +41,7 @@ def engine_names() -> tuple[str, ...]:
 def read_engine(name_or_path: str) -> EngineFile:
     """Raises RunnerError naming the file and the wrong key."""
     path = FOLDER / f"{name_or_path}.toml"
-    if name_or_path not in engine_names():
+    if name_or_path not in list_engine_names():
         path = Path(name_or_path)
     try:
         decode = msgspec.json.decode if path.suffix == ".json" else msgspec.toml.decode
@@ -49,7 +49,7 @@ def read_engine(name_or_path: str) -> EngineFile:
     except FileNotFoundError as error:
         raise RunnerError(
             f"there is no engine model {name_or_path!r}",
-            remedy=f"there are {', '.join(engine_names())}; or give the path of a file (docs/simulator.md)",
+            remedy=f"there are {', '.join(list_engine_names())}; or give the path of a file (docs/simulator.md)",
         ) from error
     except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RunnerError(f"{path}: {error}", remedy="docs/simulator.md lists the keys of an engine model") from error

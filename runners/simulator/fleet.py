@@ -138,7 +138,7 @@ class Fleet:
             t_end_ns=self.clock.now_ns(),
             policy=self.policy.name,
             index="approximate",
-            **self.counts.outcome_fields(),
+            **self.counts.make_outcome_fields(),
             decide_us_p50=None,
             decide_us_p99=None,
             records_lost=0,

@@ -16,7 +16,7 @@ import numpy as np
 
 from results.records.count import format_count
 from results.records.estimate import Estimate
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.statistics.blocks import Together
 from results.statistics.estimates import DRAWS, LEVEL, bound_draws
 from results.statistics.independent import subtract_means
@@ -109,7 +109,7 @@ class Rank:
 
     @property
     def judgement(self) -> Judgement:
-        title = metric_named(self.metric).title
+        title = find_metric(self.metric).title
         name = f"rank of {title}"
         claim = f"The simulation orders the policies by {title} as real runs do."
         rule = (
@@ -188,9 +188,9 @@ def measure_contention(loads: Sequence[LoadValues]) -> tuple[Contention, ...]:
     measured = []
     for load in loads:
         ratios = [
-            _mean(load.real[policy]) / simulated
+            _compute_mean(load.real[policy]) / simulated
             for policy in load.policies
-            if (simulated := _mean(load.simulated[policy])) > 0
+            if (simulated := _compute_mean(load.simulated[policy])) > 0
         ]
         if ratios:
             factor = statistics.geometric_mean(ratios)
@@ -206,16 +206,16 @@ def judge_rank(metric: str, loads: Sequence[LoadValues]) -> Rank:
     flips = tuple(
         _describe_flip(loads[pair[0]], *pair[1:], min(1.0, tested[pair].p * len(loads)))
         for pair in apart
-        if _sign(loads[pair[0]].real, *pair[1:]) * _sign(loads[pair[0]].simulated, *pair[1:]) <= 0
+        if _find_sign(loads[pair[0]].real, *pair[1:]) * _find_sign(loads[pair[0]].simulated, *pair[1:]) <= 0
     )
     policies = min((len(load.policies) for load in loads), default=0)
-    reason = _why_not_judged(len(loads), policies, len(tested), len(apart))
+    reason = _explain_not_judged(len(loads), policies, len(tested), len(apart))
     tau = _measure_tau(loads, pairs)
     low, high = _draw_tau(loads, pairs) if tau is not None else (None, None)
     return Rank(metric, len(loads), policies, len(pairs), len(apart), flips, tau, low, high, reason)
 
 
-def _why_not_judged(loads: int, policies: int, tested: int, apart: int) -> str:
+def _explain_not_judged(loads: int, policies: int, tested: int, apart: int) -> str:
     if policies < FEWEST_POLICIES or loads < FEWEST_LOADS:
         counts = f"{format_count(policies, 'policy', 'policies')} under {format_count(loads, 'load', 'loads')}"
         return (
@@ -256,17 +256,17 @@ def _is_told_apart(bounds: Together, loads: int) -> bool:
     return (bounds.low > 0 or bounds.high < 0) and bounds.p * loads <= 1 - LEVEL
 
 
-def _sign(values: Values, first: str, second: str) -> int:
-    difference = _mean(values[first]) - _mean(values[second])
+def _find_sign(values: Values, first: str, second: str) -> int:
+    difference = _compute_mean(values[first]) - _compute_mean(values[second])
     return (difference > 0) - (difference < 0)
 
 
-def _mean(trials: Mapping[int, float]) -> float:
+def _compute_mean(trials: Mapping[int, float]) -> float:
     return statistics.fmean(trials.values())
 
 
 def _describe_flip(load: LoadValues, first: str, second: str, p: float) -> Flip:
-    lower, higher = (first, second) if _sign(load.real, first, second) < 0 else (second, first)
+    lower, higher = (first, second) if _find_sign(load.real, first, second) < 0 else (second, first)
     return Flip(load.load, lower, higher, p)
 
 
@@ -274,7 +274,7 @@ def _measure_tau(loads: Sequence[LoadValues], pairs: Sequence[PairOf]) -> float 
     if not pairs:
         return None
     agreeing = sum(
-        _sign(loads[index].real, first, second) * _sign(loads[index].simulated, first, second)
+        _find_sign(loads[index].real, first, second) * _find_sign(loads[index].simulated, first, second)
         for index, first, second in pairs
     )
     return agreeing / len(pairs)
@@ -303,5 +303,5 @@ def _draw_means(values: Values, policies: Sequence[str], rng: np.random.Generato
         numbers = np.array([values[policy].get(trial, 0.0) for trial in trials])
         total = weights[:, known].sum(axis=1)
         drawn = weights @ numbers / np.where(total > 0, total, 1.0)
-        means[policy] = np.where(total > 0, drawn, _mean(values[policy]))
+        means[policy] = np.where(total > 0, drawn, _compute_mean(values[policy]))
     return means

@@ -28,7 +28,7 @@ def take_prompt(blocks: KvBlocks, job: Job) -> bool:
     """Give a request whose KV comes from another engine blocks for its prompt. False = there is not room."""
     cached = find_cached(blocks, job)
     lacking = count_blocks(blocks, job.tokens) - len(cached)
-    if lacking + blocks.idle_among(cached) > blocks.free:
+    if lacking + blocks.count_idle(cached) > blocks.free:
         return False
     blocks.use(cached)
     blocks.take(lacking)
@@ -51,7 +51,7 @@ def take_first(blocks: KvBlocks, job: Job, budget: int) -> int:
     held = len(cached) + own
     new = min(job.tokens - held * size, budget)
     lacking = count_blocks(blocks, job.tokens) - held
-    if lacking + own + blocks.idle_among(cached) > blocks.free:
+    if lacking + own + blocks.count_idle(cached) > blocks.free:
         return 0
     blocks.use(cached)
     blocks.reclaim(job.left, own)

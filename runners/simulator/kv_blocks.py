@@ -54,7 +54,7 @@ class KvBlocks:
         """How many blocks of the path `keys` are cached, from its start."""
         return sum(1 for _ in takewhile(self._users.__contains__, keys))
 
-    def idle_among(self, keys: Sequence[int]) -> int:
+    def count_idle(self, keys: Sequence[int]) -> int:
         """How many of these cached blocks no request uses: to use them takes as many of the free ones."""
         return sum(map(self._idle.__contains__, keys))
 

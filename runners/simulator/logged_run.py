@@ -14,16 +14,16 @@ from results.records.declaration import UnknownVersion
 from results.records.errors import DAMAGED_JSON
 from results.records.frames import Gap, read_record
 from results.records.instance_events import InstanceEvent
-from results.records.layout import RunLayout, TrialLayout, trial_layouts
+from results.records.layout import RunLayout, TrialLayout, list_trial_layouts
 from results.records.router_spec import TransferRules
 from results.records.routing_cells import decode_config
 from results.records.turns import CELL_UPGRADES, CELL_VERSION, RoutingCell
 from results.routing.read import read_planned_cells, read_rows
 from runners.errors import RunnerError
-from runners.load.block_prompts import BlockShape, prompt_ids
-from runners.load.replay_plan import request_prefix
+from runners.load.block_prompts import BlockShape, make_prompt_ids
+from runners.load.replay_plan import make_request_prefix
 from runners.router.policies import make_policy
-from runners.router.prefix_index import block_keys
+from runners.router.prefix_index import make_block_keys
 from runners.simulator.parity import KeysOf, LoggedRouter, Parity, compare_log
 from runners.trace.formats import read_trace
 from runners.trace.session import Trace
@@ -44,7 +44,7 @@ class CellParity:
 def compare_run(run: Path) -> tuple[CellParity, ...]:
     """Every live cell of a `routing` run, in the order of their folders."""
     settings = {cell.cell: cell.params for cell in read_planned_cells(run)}
-    cells = (_compare_cell(run, layout, settings) for layout in trial_layouts(run))
+    cells = (_compare_cell(run, layout, settings) for layout in list_trial_layouts(run))
     return tuple(cell for cell in cells if cell is not None)
 
 
@@ -110,10 +110,10 @@ def _describe_router(
 def _find_keys(trace: Trace, shape: BlockShape, block_tokens: int) -> KeysOf:
     """The keys of each turn as the load generator sent it, by the id of its request."""
     turns = [(session.session, index, turn) for session in trace.sessions for index, turn in enumerate(session.turns)]
-    prefix = request_prefix(shape.seed)
+    prefix = make_request_prefix(shape.seed)
 
     def keys_of(request: str) -> tuple[int, ...]:
         session, index, turn = turns[int(request.removeprefix(prefix))]
-        return block_keys(prompt_ids(shape, session, index, turn).tolist(), block_tokens)
+        return make_block_keys(make_prompt_ids(shape, session, index, turn).tolist(), block_tokens)
 
     return keys_of

@@ -201,7 +201,7 @@ class _ReplayedLog:
         reservation = self._dispatcher.pick_instance(request, routed.tried)
         simulated = self._policy.simulated
         if simulated is None:  # the policy was not asked: the request had to go where its stored response is
-            simulated = _compared_part(reservation.pick)
+            simulated = _select_compared_part(reservation.pick)
         self._compare(record, simulated, differing)
         self._dispatcher.count_pick(request, reservation)
         if record.outcome is not None:
@@ -209,7 +209,7 @@ class _ReplayedLog:
 
     def _compare(self, record: DecisionRecord, simulated: ComparedPick, members: Sequence[str]) -> None:
         """`members`: instances that only the log or only the core had."""
-        logged = _compared_part(record)
+        logged = _select_compared_part(record)
         fields = (*members, *list_differences(logged, simulated))
         if not fields:
             self._equal += 1
@@ -321,7 +321,7 @@ class _ReplayedLog:
             self._bindings.count_refusal(record.request.session, record.decision.instance)
 
 
-def _compared_part(pick: DecisionRecord | Pick) -> ComparedPick:
+def _select_compared_part(pick: DecisionRecord | Pick) -> ComparedPick:
     return ComparedPick(pick.request, pick.cluster, pick.decision)
 
 
@@ -329,12 +329,15 @@ def list_differences(logged: ComparedPick, simulated: ComparedPick) -> tuple[str
     """What differs between two picks; times within TOLERANCE_S are equal. Empty = nothing does."""
     names = [
         f"request.{name}"
-        for name in _differing(_fields_of(logged.request), _fields_of(simulated.request))
+        for name in _list_differing(_list_fields(logged.request), _list_fields(simulated.request))
         if name != "reserved_tokens" or logged.request.reserved_tokens
     ]
     loads = {load.instance: load for load in simulated.cluster.instances}
     for load in logged.cluster.instances:
-        names += [f"{load.instance}.{name}" for name in _differing(_fields_of(load), _fields_of(loads[load.instance]))]
+        names += [
+            f"{load.instance}.{name}"
+            for name in _list_differing(_list_fields(load), _list_fields(loads[load.instance]))
+        ]
     for name in ("picks", "fallbacks"):
         if getattr(logged.cluster, name) != getattr(simulated.cluster, name):
             names.append(f"cluster.{name}")
@@ -344,14 +347,14 @@ def list_differences(logged: ComparedPick, simulated: ComparedPick) -> tuple[str
     return tuple(names)
 
 
-def _fields_of(seen: InstanceLoad | RoutedRequest) -> dict[str, Any]:
+def _list_fields(seen: InstanceLoad | RoutedRequest) -> dict[str, Any]:
     fields = {name: getattr(seen, name) for name in seen.__struct_fields__}
     if isinstance(seen, RoutedRequest):
         fields["cut_off"] = {target: SECONDS_LEFT.sub("", why) for target, why in seen.cut_off.items()}
     return fields
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+def _list_differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     return [name for name, value in one.items() if not _is_same(value, other[name])]
 
 

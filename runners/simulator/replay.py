@@ -16,9 +16,9 @@ from results.records.turns import TurnRecord
 from runners.load.driver import Counts
 from runners.load.fidelity import WindowCounts, judge_fidelity
 from runners.load.recent_latencies import LIVE_WINDOW_S, Latencies
-from runners.load.replay import describe_replay, make_turn_record, session_fields
+from runners.load.replay import describe_replay, make_session_fields, make_turn_record
 from runners.load.replay_messages import ReplayOutcome, ReplayTick
-from runners.load.replay_plan import PlannedTurn, ReplayPlan, request_prefix
+from runners.load.replay_plan import PlannedTurn, ReplayPlan, make_request_prefix
 from runners.load.sessions import Sessions
 from runners.load.stream import Exchange, PendingPrefill
 from runners.simulator.clock import HeapTimer, SimulatedClock
@@ -100,7 +100,7 @@ class SimulatedReplay:
             self.plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
         )
         self._sessions.t_start_ns = begin_ns
-        self._arm()
+        self._arm_timer()
         self._pass_time(begin_ns + round(spec.max_duration_s * SECOND_NS), on_second)
         if not self._sessions.is_over:
             self.stop_reason, self.t_stop_ns = "hard_stop", self.clock.now_ns()
@@ -127,7 +127,7 @@ class SimulatedReplay:
             self.counts.cut += 1
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
 
-    def _arm(self) -> None:
+    def _arm_timer(self) -> None:
         due_ns = self._sessions.next_ns()
         if due_ns is None or (self._timer is not None and self._timer.at_ns <= due_ns):
             return
@@ -141,7 +141,7 @@ class SimulatedReplay:
             return
         while (due := self._sessions.take_due(self.clock.now_ns())) is not None:
             self._send(*due)
-        self._arm()
+        self._arm_timer()
 
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
         now_ns = self.clock.now_ns()
@@ -165,7 +165,7 @@ class SimulatedReplay:
         exchange.request = self.fleet.send(self._name_turn(turn), session, self.keys[turn.index], tokens, exchange)
 
     def _name_turn(self, turn: PlannedTurn) -> str:
-        return f"{request_prefix(self.spec.seed)}{turn.index}"
+        return f"{make_request_prefix(self.spec.seed)}{turn.index}"
 
     def _time_out(self, index: int) -> None:
         exchange = self._inflight[index]
@@ -200,7 +200,7 @@ class SimulatedReplay:
             self._record_unsent(dropped, RequestStatus.DROPPED, None, why)
         if self._sessions.is_over:
             self.t_stop_ns = self.t_stop_ns or exchange.t_end_ns
-        self._arm()
+        self._arm_timer()
 
     def _note_tpot(self, exchange: Exchange) -> None:
         tpot_s = exchange.tpot_s
@@ -214,7 +214,7 @@ class SimulatedReplay:
 
     def _record_turn(self, exchange: Exchange) -> None:
         turn = self.plan.turns[exchange.index]
-        delay_s = self._sessions.delay_ns(turn.session) / 1e9
+        delay_s = self._sessions.measure_delay_ns(turn.session) / 1e9
         record = make_turn_record(self.plan, exchange, self._name_turn(turn), delay_s, simulated=True)
         self.file.write(self._encode(record) + b"\n")
 
@@ -233,7 +233,7 @@ class SimulatedReplay:
             inflight=len(self._inflight),
             pending_prefill_tokens=self._pending_prefill.tokens,
             **asdict(self._latencies.summarize(now_ns)),
-            **session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
+            **make_session_fields(self.plan, self.spec, self._sessions, self._latencies_of, now_ns),
         )
 
     def make_outcome(self) -> ReplayOutcome:

@@ -32,7 +32,7 @@ GARBAGE_EVERY = 50_000
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _collect_rarely() -> Iterator[None]:
     """Collect garbage rarely: reading a trace and simulating it leave few cycles."""
     thresholds = gc.get_threshold()
     gc.set_threshold(GARBAGE_EVERY, *thresholds[1:])
@@ -43,7 +43,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-@_rare_collections()
+@_collect_rarely()
 def simulate(spec: SimulationSpec, on_tick: Callable[[SimulationTick], None], pace: float = 0.0) -> SimulationOutcome:
     """Write the router's and the load generator's records, and samples of the engines. Equal specs give equal bytes.
 

@@ -88,7 +88,7 @@ class SimulatedTransfers:
         self._numbers += 1
         transfer = KvTransfer(f"sim-{self._numbers}", move.purpose, "simulated", move.source, move.target, "failed")
         movement = Movement(self, transfer, b"")
-        why = self.rules.why_refused(move.source, move.target, move.purpose)
+        why = self.rules.explain_refusal(move.source, move.target, move.purpose)
         if why:
             self._refuse(movement, "refused", why)
             self._clock.call_soon(partial(_finish, movement, done))
@@ -114,7 +114,7 @@ class SimulatedTransfers:
         if course.movement not in self._courses:
             return
         block = self._engines[move.source].blocks.block_tokens
-        prefix = self.rules.movable_prefix(move.request, move.source, move.target, course.tokens, block)
+        prefix = self.rules.find_movable_prefix(move.request, move.source, move.target, course.tokens, block)
         course.tokens = prefix.source_tokens
         course.movement.change_transfer(prefix_tokens=course.tokens)
         if not self.rules.is_worth_moving(prefix):

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from results.records.trace_lines import Turn
-from results.traces.prefix_keys import known_depth, prefix_keys_of_each
+from results.traces.prefix_keys import compute_prefix_keys_of_each, find_known_depth
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
 from runners.trace.common_prefix import follow_majority
 from runners.trace.session import Session, Trace, TraceFacts
@@ -89,7 +89,7 @@ def _strip_sessions(
 
 def _make_words(prompts: Sequence[tuple[int, ...]]) -> bytes:
     """The prefix keys of each, without that of its scope; at least one prompt."""
-    keys = prefix_keys_of_each(prompts)
+    keys = compute_prefix_keys_of_each(prompts)
     is_block = np.ones(keys.size, dtype=np.bool_)
     is_block[np.cumsum([0, *map(len, prompts[:-1])])] = False
     return keys[is_block].tobytes()
@@ -113,16 +113,16 @@ def count_reusable_blocks(trace: Trace, keys: BlockKeys) -> list[tuple[int, int]
     block = trace.facts.block_tokens
     turns = [turn for session in trace.sessions for turn in session.turns]
     most = (np.array([turn.input_tokens for turn in turns]) - 1) // block
-    own = np.fromiter(_own_depths(trace, keys), dtype=np.int64, count=len(turns))
+    own = np.fromiter(_measure_own_depths(trace, keys), dtype=np.int64, count=len(turns))
     if trace.facts.hash_scope == "session":
         everywhere = own
     else:
-        everywhere = _known_depths(keys, np.array([turn.arrival_s for turn in turns]))
+        everywhere = _measure_known_depths(keys, np.array([turn.arrival_s for turn in turns]))
     pairs = zip((np.minimum(everywhere, most) * block).tolist(), (np.minimum(own, most) * block).tolist(), strict=True)
     return list(pairs)
 
 
-def _known_depths(keys: BlockKeys, arrivals_s: npt.NDArray[np.float64]) -> Numbers:
+def _measure_known_depths(keys: BlockKeys, arrivals_s: npt.NDArray[np.float64]) -> Numbers:
     """Per turn, how many of its leading keys a turn has that arrived earlier, in any session."""
     order = np.argsort(arrivals_s, kind="stable")
     begins, ends = keys.bounds[:-1], keys.bounds[1:]
@@ -141,7 +141,7 @@ def _known_depths(keys: BlockKeys, arrivals_s: npt.NDArray[np.float64]) -> Numbe
     return depths
 
 
-def _own_depths(trace: Trace, keys: BlockKeys) -> Iterator[int]:
+def _measure_own_depths(trace: Trace, keys: BlockKeys) -> Iterator[int]:
     """The same for turns of its own session, whose turns are in the order of arrival."""
     turn = 0
     for session in trace.sessions:
@@ -153,6 +153,6 @@ def _own_depths(trace: Trace, keys: BlockKeys) -> Iterator[int]:
         for _ in session.turns:
             mine = keys.keys[keys.bounds[turn] : keys.bounds[turn + 1]]
             turn += 1
-            depth = known_depth(mine.astype(np.uint64), seen)
+            depth = find_known_depth(mine.astype(np.uint64), seen)
             seen.update(mine[depth:].tolist())
             yield depth

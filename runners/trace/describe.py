@@ -87,9 +87,9 @@ class _Lengths:
         return self._end_s - self._begin_s
 
     def sum_series(self, name: str) -> int:
-        return int(self.all_series()[name].sum())
+        return int(self.collect_series()[name].sum())
 
-    def all_series(self) -> dict[str, npt.NDArray[Any]]:
+    def collect_series(self) -> dict[str, npt.NDArray[Any]]:
         """Every series by name, without a copy."""
         return {
             **{name: np.frombuffer(values, dtype=np.int64) for name, values in self._counts.items()},
@@ -157,7 +157,7 @@ class _ReuseInOrder:
 def _build_description(
     facts: TraceFacts, lengths: _Lengths, counted: TokenCounts, shared_from: int, kv: tuple[float, float]
 ) -> TraceDescription:
-    series = lengths.all_series()
+    series = lengths.collect_series()
     inputs, outputs = series["input_tokens"], series["output_tokens"]
     output_tokens = lengths.sum_series("output_tokens")
     reasons: dict[str, str] = {}

@@ -85,7 +85,7 @@ class Trace:
         return max(turn.arrival_s for session in self.sessions for turn in session.turns)
 
 
-def shared_hashes(one: Sequence[int], other: Sequence[int]) -> int:
+def count_shared_hashes(one: Sequence[int], other: Sequence[int]) -> int:
     """How many hashes two prompts share from the start."""
     low, high = 0, min(len(one), len(other))
     while low < high:  # halving: comparing slices is far faster than pairs, and prompts mostly share all or little
@@ -97,12 +97,12 @@ def shared_hashes(one: Sequence[int], other: Sequence[int]) -> int:
     return low
 
 
-def expected_hashes(tail_rule: str, block_tokens: int, input_tokens: int) -> int:
+def count_expected_hashes(tail_rule: str, block_tokens: int, input_tokens: int) -> int:
     return -(-input_tokens // block_tokens) if tail_rule == "ceil" else input_tokens // block_tokens
 
 
-def hash_count_fault(facts: TraceFacts, input_tokens: int, hashes: int) -> str:
-    expected = expected_hashes(facts.tail_rule, facts.block_tokens, input_tokens)
+def find_hash_count_fault(facts: TraceFacts, input_tokens: int, hashes: int) -> str:
+    expected = count_expected_hashes(facts.tail_rule, facts.block_tokens, input_tokens)
     if hashes == expected:
         return ""
     rounded = "up" if facts.tail_rule == "ceil" else "down"
@@ -112,7 +112,7 @@ def hash_count_fault(facts: TraceFacts, input_tokens: int, hashes: int) -> str:
     )
 
 
-def session_fault(facts: TraceFacts, session: Session) -> str:
+def find_session_fault(facts: TraceFacts, session: Session) -> str:
     if not session.session:
         return "a session has no name"
     if not session.turns:
@@ -122,7 +122,11 @@ def session_fault(facts: TraceFacts, session: Session) -> str:
     numbers: defaultdict[str, int] = defaultdict(int)
     before_s = session.turns[0].arrival_s
     for index, turn in enumerate(session.turns):
-        fault = _length_fault(facts, turn) or _time_fault(turn, before_s) or _order_fault(turn, index, numbers)
+        fault = (
+            _find_length_fault(facts, turn)
+            or _find_time_fault(turn, before_s)
+            or _find_order_fault(turn, index, numbers)
+        )
         if fault:
             return f"session {session.session}, turns[{index}]: {fault}"
         before_s = turn.arrival_s
@@ -130,15 +134,15 @@ def session_fault(facts: TraceFacts, session: Session) -> str:
     return ""
 
 
-def _length_fault(facts: TraceFacts, turn: Turn) -> str:
+def _find_length_fault(facts: TraceFacts, turn: Turn) -> str:
     if turn.input_tokens < 1:
         return f"a prompt has {turn.input_tokens} tokens"
     if turn.output_tokens < 0:
         return f"an answer has {turn.output_tokens} tokens"
-    return hash_count_fault(facts, turn.input_tokens, len(turn.hashes))
+    return find_hash_count_fault(facts, turn.input_tokens, len(turn.hashes))
 
 
-def _time_fault(turn: Turn, before_s: float) -> str:
+def _find_time_fault(turn: Turn, before_s: float) -> str:
     if not math.isfinite(turn.arrival_s) or turn.arrival_s < 0:
         return f"it arrives at {turn.arrival_s} s"
     if turn.arrival_s < before_s:
@@ -148,7 +152,7 @@ def _time_fault(turn: Turn, before_s: float) -> str:
     return ""
 
 
-def _order_fault(turn: Turn, index: int, numbers: defaultdict[str, int]) -> str:
+def _find_order_fault(turn: Turn, index: int, numbers: defaultdict[str, int]) -> str:
     if turn.turn != numbers[turn.agent]:
         return f"it is turn {turn.turn} of agent {turn.agent!r}, not {numbers[turn.agent]}"
     if any(not 0 <= waited < index for waited in turn.after):

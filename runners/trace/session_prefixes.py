@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from results.traces.cross_session_reuse import NO_BRANCHES, FirstUse, first_use
-from results.traces.prefix_keys import Keys, known_depth, prefix_keys
+from results.traces.cross_session_reuse import NO_BRANCHES, FirstUse, make_first_use
+from results.traces.prefix_keys import Keys, find_known_depth, prefix_keys
 from runners.trace.session import Session
 
 
@@ -34,7 +34,7 @@ def session_prefixes(session: Session, block_tokens: int) -> SessionPrefixes:
     new_keys: list[Keys] = []
     for index, turn in enumerate(session.turns):
         keys = prefix_keys(turn.hashes)
-        depth = known_depth(keys, user_of)
+        depth = find_known_depth(keys, user_of)
         parents.append(user_of[int(keys[depth - 1])] if depth else -1)
         depths.append(depth)
         new_keys.append(keys[depth:].copy() if depth else keys)  # a view would hold the keys of the whole prompt
@@ -44,7 +44,7 @@ def session_prefixes(session: Session, block_tokens: int) -> SessionPrefixes:
     uses = tuple(
         (
             index,
-            first_use(
+            make_first_use(
                 keys,
                 block_tokens,
                 min(turn.input_tokens - (len(turn.hashes) - 1) * block_tokens, block_tokens),

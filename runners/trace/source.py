@@ -140,10 +140,10 @@ def _open_folder(path: Path, watch: OnProgress) -> Iterator[Document]:
     if not files:
         raise TraceError(path.name, 1, f"the folder holds no file that ends in {', '.join(_ENDINGS)}")
     for index, file in enumerate(files):
-        yield from _open_file(file, f"{path.name}/{file.name}", _part_progress(watch, index, len(files)))
+        yield from _open_file(file, f"{path.name}/{file.name}", _make_part_progress(watch, index, len(files)))
 
 
-def _part_progress(watch: OnProgress, index: int, of: int) -> OnProgress:
+def _make_part_progress(watch: OnProgress, index: int, of: int) -> OnProgress:
     return lambda share: watch((index + share) / of)
 
 

@@ -61,9 +61,9 @@ class _Generator:
         self._sharing = find_sharing(target, shapes, self._ranks)
         self._mean_output = shapes.mean_tokens / target.input_output_ratio
         if sessions <= RANKS:
-            self._mean_output *= self._output_correction()
+            self._mean_output *= self._compute_output_correction()
 
-    def _output_correction(self) -> float:
+    def _compute_output_correction(self) -> float:
         """Factor that corrects the random deviation of the output lengths of few sessions."""
         inputs = outputs = 0.0
         for number in range(self._ranks.size):
@@ -88,11 +88,11 @@ class _Generator:
 
     def _generate_session(self, number: int) -> Session:
         lengths = self._draw_lengths(number)
-        prefix = self._prefix_blocks(number)
+        prefix = self._count_prefix_blocks(number)
         origin = int(self._sharing.origins[number])
         common = prefix
         if origin != NO_ORIGIN:
-            prefix = self._prefix_blocks(origin)
+            prefix = self._count_prefix_blocks(origin)
             first = min(float(lengths[0]), float(self._draw_lengths(origin)[0]))
             common = prefix + int(self._sharing.common_share * first / self._wanted.block_tokens)
         lengths = np.maximum(lengths, common * self._wanted.block_tokens + 1)
@@ -101,9 +101,11 @@ class _Generator:
 
     def _draw_lengths(self, number: int) -> Ints:
         jitter = 1 + JITTER * (2 * float(self._draw_uniforms(number, 0, 1)[0]) - 1)
-        return np.maximum(np.rint(self._shapes.turn_lengths(int(self._ranks[number])) * jitter), 1).astype(np.int64)
+        return np.maximum(np.rint(self._shapes.list_turn_lengths(int(self._ranks[number])) * jitter), 1).astype(
+            np.int64
+        )
 
-    def _prefix_blocks(self, number: int) -> int:
+    def _count_prefix_blocks(self, number: int) -> int:
         """Whole blocks of the shared prefix: one more in some sessions, so that the mean length is exact."""
         blocks = self._sharing.prefix_tokens / self._wanted.block_tokens
         return int(blocks + float(self._draw_uniforms(number, 0, 2)[1]))

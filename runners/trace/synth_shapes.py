@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trace.workload_statistics import Floats, Statistics, request_quantiles, session_mass
+from runners.trace.workload_statistics import Floats, Statistics, compute_request_quantiles, compute_session_mass
 
 Ints = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class Shapes:
         """Input tokens of each rank's session."""
         return np.asarray(np.add.reduceat(self.lengths, self.starts[:-1]))
 
-    def turn_lengths(self, rank: int) -> Floats:
+    def list_turn_lengths(self, rank: int) -> Floats:
         """Input tokens of each turn."""
         return self.lengths[self.starts[rank] : self.starts[rank + 1]]
 
@@ -74,7 +74,7 @@ def find_shapes(target: Statistics, sessions: int) -> Shapes:
     """The shapes closest to the statistics, for a trace of this many sessions; cached, as traces of all seeds share
     them."""
     ranks = min(sessions, RANKS)
-    masses = np.diff(session_mass(target, np.arange(ranks + 1) / ranks))
+    masses = np.diff(compute_session_mass(target, np.arange(ranks + 1) / ranks))
     new_share = 1 - target.apc_bound_intra
     low, high = 1.0, _MOST_TURNS
     for _ in range(_BISECTIONS):
@@ -118,8 +118,8 @@ def _fit_lengths(target: Statistics, masses: Floats, counts: Ints, means: Floats
     """Lengths of all turns: they follow the stated percentiles, and nearly the shares of the sessions."""
     owner = np.repeat(np.arange(counts.size), counts)
     starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    lengths = means[owner] * _length_profile(counts, owner, starts)
-    stated = request_quantiles(target, (np.arange(owner.size) + 0.5) / owner.size)
+    lengths = means[owner] * _make_length_profile(counts, owner, starts)
+    stated = compute_request_quantiles(target, (np.arange(owner.size) + 0.5) / owner.size)
     for _ in range(_FITS):
         order = np.argsort(lengths, kind="stable")
         lengths[order] = stated
@@ -128,7 +128,7 @@ def _fit_lengths(target: Statistics, masses: Floats, counts: Ints, means: Floats
     return lengths
 
 
-def _length_profile(counts: Ints, owner: Ints, starts: Ints) -> Floats:
+def _make_length_profile(counts: Ints, owner: Ints, starts: Ints) -> Floats:
     """Length of each turn over the mean of its session: a straight line over the turns."""
     growth = np.minimum(1 + GROWTH_PER_TURN * (counts - 1), MOST_GROWTH)
     position = (np.arange(owner.size) - starts[owner]) / np.maximum(counts - 1, 1)[owner]

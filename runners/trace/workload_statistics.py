@@ -61,12 +61,12 @@ def read_statistics(overrides: Mapping[str, Any] | None) -> Statistics:
     except msgspec.ValidationError as error:
         names = ", ".join(Statistics.__struct_fields__)
         raise RunnerError(f"the statistics are wrong: {error}", remedy=f"valid names: {names}") from error
-    if fault := _statistics_fault(statistics):
+    if fault := _find_statistics_fault(statistics):
         raise RunnerError(f"the statistics are wrong: {fault}", remedy="docs/traces.md explains them")
     return statistics
 
 
-def _statistics_fault(statistics: Statistics) -> str:
+def _find_statistics_fault(statistics: Statistics) -> str:
     for name in ("input_output_ratio", "span_s", "prefill_tokens_per_s", "decode_tokens_per_s"):
         if not 0 < getattr(statistics, name) < float("inf"):
             return f"{name} must be above 0"
@@ -74,10 +74,10 @@ def _statistics_fault(statistics: Statistics) -> str:
         return "think_mean_s must not be below 0"
     if statistics.block_tokens < 2 or statistics.kv_bytes_per_token < 1:
         return "block_tokens must be at least 2 and kv_bytes_per_token at least 1"
-    return _reuse_fault(statistics) or _points_fault(statistics)
+    return _find_reuse_fault(statistics) or _find_points_fault(statistics)
 
 
-def _reuse_fault(statistics: Statistics) -> str:
+def _find_reuse_fault(statistics: Statistics) -> str:
     shares = (statistics.intra_share, statistics.cross_share, statistics.shared_prefix_share)
     if min(shares) < 0 or abs(sum(shares) - 1) > 0.005:
         return "intra_share, cross_share and shared_prefix_share must sum to 1"
@@ -86,7 +86,7 @@ def _reuse_fault(statistics: Statistics) -> str:
     return ""
 
 
-def _points_fault(statistics: Statistics) -> str:
+def _find_points_fault(statistics: Statistics) -> str:
     top = [(0.0, 0.0), *statistics.top_shares, (1.0, 1.0)]
     if not statistics.top_shares or not _is_rising(top):
         return "top_shares must rise in both numbers, between 0 and 1"
@@ -102,7 +102,7 @@ def _is_rising(points: Sequence[tuple[float, float]]) -> bool:
     return all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(points))
 
 
-def request_quantiles(statistics: Statistics, shares: Floats) -> Floats:
+def compute_request_quantiles(statistics: Statistics, shares: Floats) -> Floats:
     """Tokens of a request's KV at these quantiles (0 to 1): lognormal between and beyond the stated points."""
     at = special.ndtri(np.array([percentile / 100 for percentile, _ in statistics.kv_footprint_gib]))
     tokens = np.log([gib * GIB / statistics.kv_bytes_per_token for _, gib in statistics.kv_footprint_gib])
@@ -116,7 +116,7 @@ TOP_EXPONENT = 0.7
 """Input of the largest sessions before the first stated point: share ** 0.7; a choice."""
 
 
-def session_mass(statistics: Statistics, shares: Floats) -> Floats:
+def compute_session_mass(statistics: Statistics, shares: Floats) -> Floats:
     """Share of all input in the largest `shares` (0 to 1) of the sessions: a power law between stated points."""
     at = np.array([share for share, _ in statistics.top_shares] + [1.0])
     mass = np.array([value for _, value in statistics.top_shares] + [1.0])

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from results.records.layout import spec_beside
+from results.records.layout import name_spec_beside
 from results.records.load_specs import LoadSpec
 from runners.child_process import write_spec
 from runners.load.bodies import Bodies
@@ -99,7 +99,7 @@ def make_messages(words: list[str]) -> list[dict[str, str]]:
 
 def run_api_load(spec: LoadSpec, form: str) -> LoadOutcome:
     """Run a cell in a process of its own; its spec is stored beside its records."""
-    path = write_spec(spec_beside(Path(spec.requests_path)), spec, LoadError)
+    path = write_spec(name_spec_beside(Path(spec.requests_path)), spec, LoadError)
     command = [sys.executable, "-m", "tests.benchmarks.api_load", str(path), form]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=RUN_LIMIT_S)
     return msgspec.json.decode(done.stdout, type=LoadOutcome)

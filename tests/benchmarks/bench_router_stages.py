@@ -49,7 +49,7 @@ from runners.router.health import Health
 from runners.router.instances.upstream import Caller, InstanceConnection, Pool
 from runners.router.ledger import Ledger
 from runners.router.policies import make_policy
-from runners.router.prefix_index import TOKEN_BYTES, PrefixIndex, byte_keys, pack_tokens
+from runners.router.prefix_index import TOKEN_BYTES, PrefixIndex, make_byte_keys, pack_tokens
 from runners.router.server.front import ClientConnection
 from runners.router.server.log import RecordFile
 from runners.router.server.proxy import Proxy
@@ -221,7 +221,7 @@ def time_hashing(prompts: list[list[int]]) -> int:
 
     def hash_prompts() -> None:
         for ids in packed:
-            byte_keys(ids, TOKEN_BYTES * BLOCK)
+            make_byte_keys(ids, TOKEN_BYTES * BLOCK)
 
     return time_ns(hash_prompts)
 

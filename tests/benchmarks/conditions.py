@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from launch.environment import cpu_model
+from launch.environment import read_cpu_model
 from runners.campaign.provenance import commit_of
 from runners.samplers.rest import read_rest
 
@@ -34,7 +34,7 @@ def read_conditions() -> Conditions:
         date=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         commit=(commit.sha or "")[:8],
         commit_note=commit.reason,
-        cpu=cpu_model(),
+        cpu=read_cpu_model(),
         cores=rest.cores,
         load_1m=rest.load_1m,
         work_us=rest.work_us,

@@ -19,16 +19,16 @@ import uvloop
 
 from results.records.load_specs import LoadSpec
 from runners.load.messages import read_load_spec
-from runners.load.openloop import body_shape
+from runners.load.openloop import make_body_shape
 from runners.load.prompts import build_bodies
-from runners.load.schedule import constant_offsets_ns
+from runners.load.schedule import make_constant_offsets_ns
 
 LEAD_NS = 50_000_000
 
 
 async def run(spec: LoadSpec) -> dict[str, Any]:
-    offsets = constant_offsets_ns(spec.rate_per_s, spec.warmup_s + spec.min_duration_s).tolist()
-    bodies = build_bodies(body_shape(spec), len(offsets))
+    offsets = make_constant_offsets_ns(spec.rate_per_s, spec.warmup_s + spec.min_duration_s).tolist()
+    bodies = build_bodies(make_body_shape(spec), len(offsets))
     bodies.build_first(len(offsets))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=60.0, trust_env=False) as client:

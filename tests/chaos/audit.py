@@ -15,11 +15,11 @@ import msgspec
 import psutil
 
 from launch.guard import SOCKETS
-from launch.ports import holders, is_free
+from launch.ports import find_holders, is_free
 from results.records.decisions import DecisionRecord
 from results.records.errors import DAMAGED_JSON
 from results.records.events import CellChanged, CellState
-from results.records.layout import AttemptLayout, LifecycleLayout, RunLayout, TrialLayout, is_complete, spec_beside
+from results.records.layout import AttemptLayout, LifecycleLayout, RunLayout, TrialLayout, is_complete, name_spec_beside
 from results.records.load_specs import ReplaySpec
 from results.records.turns import decode_cell
 from runners.load.replay import read_plan
@@ -181,7 +181,7 @@ def check_sessions(folder: Path, findings: Findings, starved: Sequence[Span] = (
     attempts = 0
     for path in sorted((folder / "attempts").glob("*/*/")):
         layout, name = TrialLayout(path), f"attempt {path.name} at {path.parent.name}"
-        if layout.metrics.exists() and spec_beside(layout.metrics).exists():  # of a replay, not an engine's
+        if layout.metrics.exists() and name_spec_beside(layout.metrics).exists():  # of a replay, not an engine's
             found = _read_replay(name, layout, layout, run, starved, findings)
         elif AttemptLayout(path).requests.exists() and LifecycleLayout(folder).instances.is_dir():
             found = _read_lifecycle(name, AttemptLayout(path).requests, folder, starved, findings)
@@ -203,7 +203,7 @@ def _read_replay(
     decisions, unreadable = _read_decisions([layout.decisions])
     spec, plan = None, None
     with contextlib.suppress(OSError, *DAMAGED_JSON):  # a full disk or a kill may have cut it
-        spec = msgspec.json.decode(spec_beside(attempt.metrics).read_bytes(), type=ReplaySpec)
+        spec = msgspec.json.decode(name_spec_beside(attempt.metrics).read_bytes(), type=ReplaySpec)
         trace = Path(spec.trace_path)
         plan, _ = read_plan(spec if trace.exists() else replace(spec, trace_path=str(run.trace)))  # the run was copied
     return Traffic(turns, decisions, spec, plan, starved, unreadable)
@@ -248,7 +248,7 @@ def _read_decisions(paths: Iterable[Path]) -> tuple[list[DecisionRecord], int]:
 def check_ports(first: int, count: int, findings: Findings) -> None:
     for port in range(first, first + count):
         if not is_free(port):
-            findings.add("ports", f"port {port}: {', '.join(map(str, holders(port))) or 'no process shown'}")
+            findings.add("ports", f"port {port}: {', '.join(map(str, find_holders(port))) or 'no process shown'}")
 
 
 def list_shared_memory() -> set[str]:

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
-from results.records.layout import RunLayout, TrialLayout, spec_beside
+from results.records.layout import RunLayout, TrialLayout, name_spec_beside
 from results.records.load_specs import ReplaySpec
 from results.records.schemas import RequestStatus
 from runners.load.client import Connection, LoadClient
 from runners.load.replay import read_plan
-from runners.load.replay_plan import request_prefix
+from runners.load.replay_plan import make_request_prefix
 from runners.load.stream import Exchange
 from tests.chaos import audit
 from tests.chaos.audit import Findings
@@ -39,7 +39,7 @@ def row(index: int = 0, send_s: float | None = 0.0, end_s: float | None = 0.1, *
         whole = {"status": CUT, "http_status": None, "finish_reason": None, "completion_tokens": None}
     return SentTurn(
         **{
-            "request": f"{request_prefix(SEED)}{index}",
+            "request": f"{make_request_prefix(SEED)}{index}",
             "index": index,
             "session": f"s{index // 3}",
             "turn": index % 3,
@@ -59,7 +59,7 @@ def failed(text: str | None, http_status: int | None = None, **changes: Any) -> 
 def decision(
     index: int = 0, begin_s: float = 0.0, last_byte_s: float = 0.1, status: str | None = "ok"
 ) -> DecisionRecord:
-    request = RoutedRequest(f"{request_prefix(SEED)}{index}", f"s{index // 3}", index % 3, 8, 3, 16, {})
+    request = RoutedRequest(f"{make_request_prefix(SEED)}{index}", f"s{index // 3}", index % 3, 8, 3, 16, {})
     return DecisionRecord(
         seq=index, t_ns=at(begin_s), decide_us=1.0, request=request, cluster=ClusterView((), 0),
         decision=Decision("p", "i0", "only"), t_dispatch_ns=at(begin_s),
@@ -229,7 +229,7 @@ def attempt_folder(folder: Path, turns: Sequence[SentTurn], decisions: Sequence[
     run.trace.parent.mkdir()
     spec = replay_spec("http://127.0.0.1:1", trace_of(chain("s0", 3), chain("s1", 3)), run.trace.parent, seed=SEED)
     encode = msgspec.json.Encoder()
-    spec_beside(layout.metrics).write_bytes(encode.encode(spec))
+    name_spec_beside(layout.metrics).write_bytes(encode.encode(spec))
     layout.metrics.write_bytes(encode.encode_lines(turns))
     layout.decisions.write_bytes(encode.encode_lines(decisions))
     return layout

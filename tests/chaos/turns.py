@@ -15,7 +15,7 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from results.records.load_specs import ReplaySpec
 from results.records.schemas import TIMED_OUT, RequestStatus
-from runners.load.replay_plan import FROM_END, PlannedTurn, ReplayPlan, request_prefix
+from runners.load.replay_plan import FROM_END, PlannedTurn, ReplayPlan, make_request_prefix
 from runners.router.ledger import COUNTED_WITHIN_S
 
 LOG_LAG_S, COUNTED_LAG_S = 1.0, COUNTED_WITHIN_S + 1.0
@@ -181,7 +181,7 @@ def _list_unended(seen: Traffic, spec: ReplaySpec) -> Iterator[str]:
     until_ns = max((turn.t_end_ns or 0 for turn in seen.turns), default=0)
     for decision in seen.decisions:
         request, ended_ns = decision.request, _end_ns(decision)
-        if request.request in rows or not request.request.startswith(request_prefix(spec.seed)):
+        if request.request in rows or not request.request.startswith(make_request_prefix(spec.seed)):
             continue
         if _is_whole(decision) and ended_ns + LATE_S * 1e9 < until_ns:
             yield f"turn {request.turn} of {request.session} was whole for the router, and its client has no row of it"

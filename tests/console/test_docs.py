@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from console import actions, keys
-from console.panels.registry import help_entries, panel_kinds
+from console.panels.registry import help_entries, list_panel_kinds
 from console.widgets.header import HEADER_ENTRIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "console.md"
@@ -26,7 +26,7 @@ def key_lines() -> list[str]:
             "| key | action | what it does | where | same from a shell |",
             "|---|---|---|---|---|",
         ]
-        for action in (each for each in keys.all_actions() if each.group == group):
+        for action in (each for each in keys.list_actions() if each.group == group):
             where = "everywhere" if action.screens == actions.EVERYWHERE else ", ".join(action.screens)
             command = f"`{' '.join(action.command)}`" if action.command else ""
             names = " ".join(f"`{actions.KEY_NAMES.get(key, key)}`" for key in action.keys)
@@ -50,20 +50,20 @@ def test_the_page_matches_the_code() -> None:
 
 def test_no_key_means_two_things_on_one_screen() -> None:
     for screen in actions.EVERYWHERE:
-        taken = [key for action in keys.screen_actions(screen) for key in action.keys]
+        taken = [key for action in keys.list_screen_actions(screen) for key in action.keys]
         assert len(taken) == len(set(taken)), screen
 
 
 def test_every_action_is_complete() -> None:
-    for action in keys.all_actions():
+    for action in keys.list_actions():
         assert action.help, f"{action.id} has no help"
         assert action.group in actions.GROUPS, action.id
         assert not action.steers or action.command or action.id == "menu", f"{action.id} has no equal command line"
-    assert len({action.id for action in keys.all_actions()}) == len(keys.all_actions())
+    assert len({action.id for action in keys.list_actions()}) == len(keys.list_actions())
 
 
 def test_a_label_names_one_number_only() -> None:
-    entries = [*(entry for kind in panel_kinds() for entry in kind.entries), *HEADER_ENTRIES]
+    entries = [*(entry for kind in list_panel_kinds() for entry in kind.entries), *HEADER_ENTRIES]
     terms = {entry.label: entry.term for entry in entries}
     assert [(each.label, each.term) for each in entries if terms[each.label] != each.term] == []
 

@@ -17,9 +17,9 @@ from console import format as say
 from console.feed import Picture
 from console.glyphs import ASCII, UNICODE, to_ascii
 from console.rows import instances
-from console.series import GAP_S, find_gaps, thin_line, time_axis, value_axis
-from console.widgets.header import header_lines
-from console.widgets.histogram import Counts, Histogram, axis_labels, edge_text
+from console.series import GAP_S, find_gaps, make_time_axis, make_value_axis, thin_line
+from console.widgets.header import make_header_lines
+from console.widgets.histogram import Counts, Histogram, format_edge, make_axis_labels
 from console.widgets.table import Column, Row, Table, cell, fit_row
 from results.records.events import STEP_BUCKETS_US, CellState, InstanceState, RunState, StageState
 from results.records.named_number import digits
@@ -81,7 +81,7 @@ def test_a_pause_in_the_samples_is_a_gap_in_the_line() -> None:
 
 @given(st.floats(1e-6, 1e7), st.integers(1, 40))
 def test_the_value_axis_holds_the_highest_value_without_much_air(top: float, rows: int) -> None:
-    axis = value_axis(top, rows)
+    axis = make_value_axis(top, rows)
     assert axis.lower == 0
     assert axis.upper >= top * 0.999
     assert axis.upper <= top * 5.001
@@ -90,7 +90,7 @@ def test_the_value_axis_holds_the_highest_value_without_much_air(top: float, row
 
 @given(st.floats(1e9, 2e9), st.floats(1, 1e5), st.integers(20, 200))
 def test_time_ticks_lie_on_the_axis_and_do_not_crowd(start: float, span: float, columns: int) -> None:
-    axis = time_axis(start, start + span, columns)
+    axis = make_time_axis(start, start + span, columns)
     assert all(start <= tick <= start + span for tick in axis.ticks)
     assert sum(len(label) + 1 for label in axis.labels) <= columns + 9
 
@@ -111,9 +111,9 @@ def test_plain_text_is_ascii(text: str) -> None:
 
 
 def test_bucket_edges_are_those_of_the_journal() -> None:
-    assert edge_text(0) == "0.1"
-    assert edge_text(len(STEP_BUCKETS_US)) == ">1000"
-    assert axis_labels(4, 8, 6) == "0.8   1     1.25  1.5   2"
+    assert format_edge(0) == "0.1"
+    assert format_edge(len(STEP_BUCKETS_US)) == ">1000"
+    assert make_axis_labels(4, 8, 6) == "0.8   1     1.25  1.5   2"
 
 
 async def test_the_histogram_shows_every_filled_bucket() -> None:
@@ -152,7 +152,7 @@ def test_old_numbers_are_marked_with_their_age(view: RunView, age_s: float, text
     ready = next(each for each in view.instances.values() if each.state is InstanceState.READY)
     assert ready.latest_unix_s is not None
     picture = Picture(view, LIVE, loading=False, frozen_unix_s=ready.latest_unix_s + age_s)
-    assert "".join(part for part, _ in instances.instance_state(picture, ready, UNICODE)) == text
+    assert "".join(part for part, _ in instances.show_instance_state(picture, ready, UNICODE)) == text
     assert instances.is_current(picture, ready) is (age_s <= instances.STALE_S)
 
 
@@ -160,7 +160,7 @@ def test_an_unmeasured_number_is_a_dash_and_never_zero(view: RunView) -> None:
     ready = next(each for each in view.instances.values() if each.latest is not None)
     assert ready.latest is not None
     blind = replace(ready, latest=replace(ready.latest, step_p50_us=None, step_p90_us=None, kv_usage=None))
-    numbers = instances.instance_numbers(blind)
+    numbers = instances.format_instance_numbers(blind)
     assert (numbers["step"], numbers["step_p50"], numbers["kv"]) == ("–", "–", "–")
     assert numbers["ttft_p50"] != "–"
 
@@ -169,7 +169,7 @@ def test_an_unmeasured_number_is_a_dash_and_never_zero(view: RunView) -> None:
 def test_the_header_never_exceeds_its_width(view: RunView, width: int) -> None:
     for lease in (LIVE, LeaseState("dead", 4711, "here", 99.0), LeaseState("none")):
         picture = Picture(view, lease, loading=False)
-        for line in header_lines(picture, (("FROZEN  +12 events  ", "warn"),), UNICODE, width, view.last_t_unix_s):
+        for line in make_header_lines(picture, (("FROZEN  +12 events  ", "warn"),), UNICODE, width, view.last_t_unix_s):
             assert sum(len(text) for text, _ in line) <= width
 
 
@@ -181,7 +181,7 @@ def test_the_header_of_a_live_simulated_run_shows_its_pace(view: RunView) -> Non
         (10.0, LeaseState("none"), "SIMULATED a"),
     ):
         picture = Picture(replace(simulated, pace=pace, run="a-run"), lease, loading=False)
-        line = header_lines(picture, (), UNICODE, 78, view.last_t_unix_s)[0]
+        line = make_header_lines(picture, (), UNICODE, 78, view.last_t_unix_s)[0]
         assert "".join(text for text, _ in line).startswith(begin)
 
 

@@ -17,7 +17,7 @@ from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
 from results.records.events import RESIDUAL_BELOW, LifecycleMeasured
-from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
+from results.records.lifecycle import HANDSHAKE_PARTS, list_phase_parts
 from results.records.lifecycle import PHASES as RECORDED
 from results.records.named_number import digits
 from state.lifecycle import LifecycleView, MeasuredRequest, list_bandwidths, list_overheads
@@ -45,10 +45,10 @@ def one(**phases: float | None) -> MeasuredRequest:
 
 
 def bar(*requests: MeasuredRequest, room: int = 46, marker: str = "letters") -> str:
-    columns = waterfall.waterfall_columns(79)
+    columns = waterfall.choose_waterfall_columns(79)
     width = room + sum(column.width + 1 for column in columns if column.key != "phases")
     place = [column.key for column in columns].index("phases")
-    return text(waterfall.waterfall_rows(requests, columns, width, UNICODE, marker)[0].cells[place])
+    return text(waterfall.make_waterfall_rows(requests, columns, width, UNICODE, marker)[0].cells[place])
 
 
 def test_a_bar_is_as_long_as_its_phases_in_their_order() -> None:
@@ -85,10 +85,10 @@ def test_no_bar_is_longer_than_its_room(many: list[dict[str, float | None]], roo
 
 
 def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
-    columns = waterfall.waterfall_columns(119)
+    columns = waterfall.choose_waterfall_columns(119)
     place = [column.key for column in columns].index("mark")
     requests = view.requests
-    made = waterfall.waterfall_rows(requests, columns, 119, UNICODE, "braille")
+    made = waterfall.make_waterfall_rows(requests, columns, 119, UNICODE, "braille")
     marks = {row.key: text(row.cells[place]) for row in made}
     for key, request in waterfall.key_requests(requests):
         event = request.event
@@ -99,27 +99,29 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
 
 @pytest.mark.parametrize(("share", "tone"), [(RESIDUAL_BELOW, "warn"), (0.99 * RESIDUAL_BELOW, "")])
 def test_a_residual_that_fails_the_criterion_is_a_warning(share: float, tone: str) -> None:
-    columns = waterfall.waterfall_columns(119)
+    columns = waterfall.choose_waterfall_columns(119)
     place = [column.key for column in columns].index("residual")
     request = one()
     request = replace(request, event=replace(request.event, residual_share=share))
-    (row,) = waterfall.waterfall_rows((request,), columns, 119, UNICODE, "letters")
-    assert row.cells[place] == ((waterfall.share_text(share), tone),)
+    (row,) = waterfall.make_waterfall_rows((request,), columns, 119, UNICODE, "letters")
+    assert row.cells[place] == ((waterfall.format_share(share), tone),)
 
 
 def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> None:
-    counting = [each for each in waterfall.latest_requests(view) if each.counts]
+    counting = [each for each in waterfall.list_latest_requests(view) if each.counts]
     prefills = sorted(each.event.phases_ms["p_prefill"] or 0.0 for each in counting)
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
-    legend = " ".join(text(line) for line in waterfall.list_phases(waterfall.latest_requests(view), "braille", 80))
+    legend = " ".join(text(line) for line in waterfall.list_phases(waterfall.list_latest_requests(view), "braille", 80))
     assert f"prefill {digits(middle)} " in legend
     assert all(waterfall.PHASES[name].label in legend for name in counting[0].event.phases_ms)
-    assert all(len(text(line)) <= 80 for line in waterfall.list_phases(waterfall.latest_requests(view), "letters", 80))
+    assert all(
+        len(text(line)) <= 80 for line in waterfall.list_phases(waterfall.list_latest_requests(view), "letters", 80)
+    )
 
 
 def test_every_phase_of_the_records_has_a_name_and_a_color_of_its_own() -> None:
     assert set(waterfall.PHASES) == {*RECORDED, *HANDSHAKE_PARTS}
-    for drawn in (RECORDED, parts_of(lambda _: True)):
+    for drawn in (RECORDED, list_phase_parts(lambda _: True)):
         phases = [waterfall.PHASES[name] for name in drawn]
         assert len({phase.tone for phase in phases}) == len({phase.letter for phase in phases}) == len(drawn)
 
@@ -127,15 +129,15 @@ def test_every_phase_of_the_records_has_a_name_and_a_color_of_its_own() -> None:
 def test_a_request_names_its_ttft_on_both_combined_instances() -> None:
     request = one()
     event = replace(request.event, ttft_ms=31.5, colo_ttft_ms=25.5, plain_ttft_ms=21.5)
-    facts = dict(rows.request_facts(replace(request, event=event)))
+    facts = dict(rows.list_request_facts(replace(request, event=event)))
     assert facts["TTFT"] == "31.5 ms; on one combined instance 25.5 ms; on one without a connector 21.5 ms"
-    assert "without a connector" not in dict(rows.request_facts(request))["TTFT"]
+    assert "without a connector" not in dict(rows.list_request_facts(request))["TTFT"]
 
 
 def test_a_request_shows_every_phase_and_every_gap() -> None:
     request = one(p_prefill=12.5, rdma_transfer=None)
     gapped = replace(request, event=replace(request.event, gaps={"rdma_transfer": "no write was seen"}))
-    facts = dict(rows.request_facts(gapped))
+    facts = dict(rows.list_request_facts(gapped))
     assert facts["prefill"] == "12.5 ms"
     assert facts["transfer"] == "– ms"
     assert facts["rdma_transfer"] == "not measured: no write was seen"
@@ -143,18 +145,18 @@ def test_a_request_shows_every_phase_and_every_gap() -> None:
 
 
 def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
-    (curve,) = rows.bandwidth_chart(view).lines
+    (curve,) = rows.make_bandwidth_chart(view).lines
     assert [point.value for point in curve.points] == [each.median_gbps for each in list_bandwidths(view)]
-    columns = rows.overhead_columns(view, 79)
-    made = rows.overhead_rows(view, columns)
+    columns = rows.choose_overhead_columns(view, 79)
+    made = rows.make_overhead_rows(view, columns)
     shown_overheads = {(row.key, column.key): text(content) for row in made
                        for column, content in zip(columns[1:], row.cells[1:], strict=True)}  # fmt: skip
     for each in list_overheads(view):
         cell_text = shown_overheads[str(each.context_tokens), str(each.new_tokens)]
         assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{digits(each.overhead_ms)}"
-    assert "faster nowhere" in rows.overhead_note(view)
-    assert rows.overhead_note(LifecycleView()).startswith("no size was measured")
-    assert rows.bandwidth_chart(LifecycleView()).lines == ()
+    assert "faster nowhere" in rows.make_overhead_note(view)
+    assert rows.make_overhead_note(LifecycleView()).startswith("no size was measured")
+    assert rows.make_bandwidth_chart(LifecycleView()).lines == ()
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------

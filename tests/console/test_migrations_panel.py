@@ -22,10 +22,10 @@ from console.pasts import PAST_SAMPLES, Pasts
 from console.rows import instance_loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
-from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, draw_scene, lines_for
+from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, count_band_lines, draw_scene
 from results.records.events import MigrationChanged, RoutedLoad, RouterSampled
 from state.lease import LeaseState
-from state.migrations import migrations_after
+from state.migrations import fold_step_into_migrations
 from state.status import to_json
 from state.store import RunStore
 from tests.console.conftest import (
@@ -63,12 +63,12 @@ async def opened(pilot: Pilot[None]) -> MigrationsPanel:
 
 
 def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> None:
-    columns = rows.migration_columns(119)
+    columns = rows.choose_migration_columns(119)
     keys = [column.key for column in columns]
     assert picture.view.migrations is not None
     migrations = picture.view.migrations.of(EAR)
     assert {rows.name_outcome(row) for row in migrations} >= {"transferred", "recomputed", "failed", "refused"}
-    for row, made in zip(migrations, rows.migration_rows(picture, EAR, columns, UNICODE), strict=True):
+    for row, made in zip(migrations, rows.make_migration_rows(picture, EAR, columns, UNICODE), strict=True):
         cells = dict(zip(keys, (text(content) for content in made.cells), strict=True))
         assert cells["session"] == row.session
         assert rows.name_outcome(row) in cells["phase"]
@@ -79,15 +79,15 @@ def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> 
             assert cells["way"] == f"{row.source} → {row.target}"
             assert cells["tokens"] == say.tokens(row.external_tokens)
             assert cells["took"] == say.short_ms(row.transfer_s)
-        assert rows.migration_of(picture, EAR, made.key) == row
-    assert rows.migration_of(picture, EAR, "unknown") is None
+        assert rows.find_migration(picture, EAR, made.key) == row
+    assert rows.find_migration(picture, EAR, "unknown") is None
 
 
 def test_what_needed_no_kv_is_counted_apart() -> None:
     moved = None
     for number, reason in enumerate(("transferred", "unneeded", "unneeded", "recomputed")):
         done = MigrationChanged(f"r{number}", "s", number, "e0", "e1", "done", reason, cell=EAR, t_unix_s=1.0)
-        moved = migrations_after(moved, done, 1)
+        moved = fold_step_into_migrations(moved, done, 1)
     assert moved is not None
     assert text(rows.count_outcomes(moved.counts_of(EAR))).split("  ")[:3] == [
         "▼ 1 transferred", "▼ 2 unneeded", "▼ 1 recomputed",
@@ -97,9 +97,9 @@ def test_what_needed_no_kv_is_counted_apart() -> None:
 
 def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
     begun = MigrationChanged("r-new", "s-1", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0)
-    moved = migrations_after(None, begun, 1)
+    moved = fold_step_into_migrations(None, begun, 1)
     changed = replace(picture, view=replace(picture.view, migrations=moved))
-    (row,) = rows.migration_rows(changed, EAR, rows.migration_columns(119), UNICODE)
+    (row,) = rows.make_migration_rows(changed, EAR, rows.choose_migration_columns(119), UNICODE)
     assert "▶ started" in text(row.cells[4])
     assert text(rows.count_outcomes(moved.counts_of(EAR))).strip() == "▼ 1 under way"
 
@@ -108,7 +108,9 @@ def test_the_counts_are_seen_in_80_columns(picture: Picture) -> None:
     head = [text(line) for line in rows.describe_cell(picture, EAR, 80)]
     assert all(len(line.rstrip()) <= 80 for line in head)
     assert all(part in " ".join(head) for part in (EAR, "migrations", "refused", "moved"))
-    once = migrations_after(None, MigrationChanged("r", "s", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0), 1)
+    once = fold_step_into_migrations(
+        None, MigrationChanged("r", "s", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0), 1
+    )
     one = replace(picture, view=replace(picture.view, migrations=once))
     assert "1 migration  " in text(rows.describe_cell(one, EAR, 200)[0])
 
@@ -122,26 +124,26 @@ def test_counts_that_the_journal_has_only_in_part_say_so(picture: Picture, pace:
 
 def test_nothing_is_under_way_in_a_cell_that_is_over() -> None:
     begun = MigrationChanged("r-new", "s-1", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0)
-    counts = migrations_after(None, begun, 1).counts_of(EAR)
+    counts = fold_step_into_migrations(None, begun, 1).counts_of(EAR)
     assert text(rows.count_outcomes(counts, running=False)).strip() == "▼ 1 without an end"
 
 
 def test_the_bands_take_the_lines_that_the_table_leaves() -> None:
-    assert rows.timeline_lines(8, 31, 0) == 31 - rows.TABLE_LEAST
-    assert rows.timeline_lines(8, 16, 40) == 8 + 2, "at 80x24, below a head of two lines"
-    assert rows.timeline_lines(8, 31, 100) == lines_for(8, 1)
-    assert rows.timeline_lines(2, 31, 0) == lines_for(2)
+    assert rows.count_timeline_lines(8, 31, 0) == 31 - rows.TABLE_LEAST
+    assert rows.count_timeline_lines(8, 16, 40) == 8 + 2, "at 80x24, below a head of two lines"
+    assert rows.count_timeline_lines(8, 31, 100) == count_band_lines(8, 1)
+    assert rows.count_timeline_lines(2, 31, 0) == count_band_lines(2)
 
 
 def test_a_session_s_stays_are_listed(picture: Picture) -> None:
     assert picture.view.migrations is not None
     moved = next(row for row in picture.view.migrations.of(EAR) if rows.name_outcome(row) == "transferred")
-    facts = [fact for _, fact in rows.life_facts(picture, EAR, moved.session)]
+    facts = [fact for _, fact in rows.list_life_facts(picture, EAR, moved.session)]
     assert len(facts) >= 2
     assert any(fact.startswith(f"{moved.target} ") and "migrated" in fact for fact in facts)
     assert "since then" in facts[-1]
     assert all("since then" not in fact for fact in facts[:-1])
-    assert rows.life_facts(picture, EAR, "unknown") == [("its instances", "no pick of the session is stored")]
+    assert rows.list_life_facts(picture, EAR, "unknown") == [("its instances", "no pick of the session is stored")]
 
 
 # -- the past of each cell ------------------------------------------------------------------------------------------
@@ -184,12 +186,12 @@ def lines(scene: Scene, width: int, height: int) -> list[str]:
 
 
 def test_an_arrow_goes_from_the_instance_left_to_the_one_reached() -> None:
-    down = lines(Scene(BANDS, (Arrow(30.0, 0, 1, "good"),), 0, 60), 66, lines_for(3, 1))
+    down = lines(Scene(BANDS, (Arrow(30.0, 0, 1, "good"),), 0, 60), 66, count_band_lines(3, 1))
     scale, *bands, _ = down
     assert "full height 100 tokens" in scale
     assert [line[:2] for line in bands] == ["e0", "  ", "e1", "  ", "e2"]
     assert (bands[1][36], bands[3].strip()) == ("▼", "")
-    up = lines(Scene(BANDS, (Arrow(30.0, 2, 0, "good"),), 0, 60), 66, lines_for(3, 1))[1:-1]
+    up = lines(Scene(BANDS, (Arrow(30.0, 2, 0, "good"),), 0, 60), 66, count_band_lines(3, 1))[1:-1]
     assert [line[36] for line in up] == ["█", "▲", "│", "│", "█"]
 
 
@@ -232,7 +234,7 @@ def test_an_instance_above_the_policys_threshold_is_marked_hot_and_the_threshold
 
 
 def test_the_threshold_is_that_of_the_cells_policy(picture: Picture) -> None:
-    cell = rows.cell_shown(picture)
+    cell = rows.choose_shown_cell(picture)
     assert rows.build_scene(picture, cell, None).hot_above is None  # the plan states none
     view = picture.view.cells[cell]
     plan = replace(view.plan, params={**view.plan.params, "parameters": {"hot_tokens": 1500}})
@@ -348,4 +350,4 @@ def test_without_a_measurement_there_is_no_column(picture: Picture) -> None:
     assert [column.key for column in instance_loads.load_columns(79)].count("ttft") == 0
     made = instance_loads.load_columns(79, timed=True)
     assert sum(column.width + 1 for column in made) - 1 <= 79
-    assert rows.migration_rows(picture, EAR, rows.migration_columns(79), ASCII)
+    assert rows.make_migration_rows(picture, EAR, rows.choose_migration_columns(79), ASCII)

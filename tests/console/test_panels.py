@@ -25,12 +25,12 @@ LEAST = 79
 
 
 def lay_out_stages(picture: Picture, width: int) -> Laid:
-    columns = stages.stage_columns(width)
+    columns = stages.choose_stage_columns(width)
     return columns, stages.stage_rows(picture, frozenset(), UNICODE, columns, width)
 
 
 def lay_out_instances(picture: Picture, width: int) -> Laid:
-    columns = instances.instance_columns(width)
+    columns = instances.choose_instance_columns(width)
     return columns, instances.instance_rows(picture, UNICODE, columns)
 
 
@@ -42,21 +42,21 @@ def lay_out_loads(picture: Picture, width: int) -> Laid:
 
 def lay_out_decisions(picture: Picture, width: int) -> Laid:
     assert picture.view.routing is not None
-    columns = routing.decision_columns(width)
-    return columns, routing.decision_rows(picture, picture.view.routing, columns)
+    columns = routing.choose_decision_columns(width)
+    return columns, routing.make_decision_rows(picture, picture.view.routing, columns)
 
 
 def lay_out_migrations(picture: Picture, width: int) -> Laid:
-    columns = migrations.migration_columns(width)
-    return columns, migrations.migration_rows(picture, "trials/ear/t0", columns, UNICODE)
+    columns = migrations.choose_migration_columns(width)
+    return columns, migrations.make_migration_rows(picture, "trials/ear/t0", columns, UNICODE)
 
 
 def lay_out_requests(picture: Picture, width: int) -> Laid:
     assert picture.view.lifecycle is not None
-    columns = waterfall.waterfall_columns(width)
-    requests = waterfall.latest_requests(picture.view.lifecycle)
+    columns = waterfall.choose_waterfall_columns(width)
+    requests = waterfall.list_latest_requests(picture.view.lifecycle)
     assert len(requests) == min(waterfall.SHOWN, len(picture.view.lifecycle.requests))
-    return columns, waterfall.waterfall_rows(requests, columns, width, UNICODE, "letters")
+    return columns, waterfall.make_waterfall_rows(requests, columns, width, UNICODE, "letters")
 
 
 @pytest.mark.parametrize("width", [LEAST, 100, 109, 110, 119, 200])

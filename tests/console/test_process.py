@@ -20,7 +20,7 @@ import pytest
 
 from console.__main__ import main
 from runners.errors import ExitCode
-from state.lease import lease_state
+from state.lease import read_lease_state
 from state.store import RunStore
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +152,7 @@ def test_ctrl_c_leaves_the_console_and_not_the_run(live_run: Path) -> None:
         assert terminal.drain() == 0
     with RunStore.open(live_run, read_only=True) as store:
         assert store.view() == before
-        assert lease_state(store).live
+        assert read_lease_state(store).live
 
 
 @pytest.mark.fault
@@ -165,7 +165,7 @@ def test_killing_the_console_does_not_touch_the_run(live_run: Path) -> None:
         terminal.process.wait(LIMIT_S)
     with RunStore.open(live_run) as store:
         assert store.view() == before
-        assert lease_state(store).live
+        assert read_lease_state(store).live
 
 
 @pytest.mark.fault

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from console.export import export_content
 from console.findings import PAGE, WHOLE, Report, list_sections
-from console.rows.report import Section, chart_table, report_section, row_facts, row_number, table_section
+from console.rows.report import (
+    Section,
+    list_row_facts,
+    make_chart_table,
+    make_report_section,
+    make_table_section,
+    parse_row_number,
+)
 from console.widgets.section_bar import label_sections
 from console.widgets.table import count_columns
 from results.records.estimate import Estimate
@@ -100,7 +107,7 @@ def test_the_open_section_is_always_named(sections: dict[str, str], width: int, 
 
 
 def laid_out(table: Table, width: int, paragraph: str = "") -> Section:
-    return table_section(table, width, lambda name: "series-0" if name == "plain" else "", paragraph)
+    return make_table_section(table, width, lambda name: "series-0" if name == "plain" else "", paragraph)
 
 
 def lines(section: Section) -> list[str]:
@@ -153,7 +160,7 @@ def test_what_has_no_room_in_other_tables_stands_beneath_its_row() -> None:
     assert [tone for row in section.rows[:2] for content in row.cells for _, tone in content] == [
         "", "series-0", "", "", "dim", "warn"
     ]  # fmt: skip
-    assert {row_number(row.key) for row in section.rows} == {0}
+    assert {parse_row_number(row.key) for row in section.rows} == {0}
     named = Table("Checks", ("check", "n"), (("what was counted twice, by two clocks", "7"),))
     assert lines(laid_out(named, 30)) == ["what was counted twice, by two", "clocks", "  n  7"]
 
@@ -161,37 +168,37 @@ def test_what_has_no_room_in_other_tables_stands_beneath_its_row() -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_whole_report_is_lines_of_the_width_with_every_table(width: int) -> None:
     text = ReportText("Two policies. " * 9, (*TABLES, WIDE_TABLE), ("nothing about a GPU " * 8,))
-    section = report_section(text, width, lambda name: "")
+    section = make_report_section(text, width, lambda name: "")
     report = lines(section)
     assert all(count_columns(row.cells[0]) <= width for row in section.rows)
     for table in text.tables:
         at = report.index(table.title)
         assert all(part in " ".join(report[at:]) for row in table.rows for part in row)
     assert report[report.index(LIMITS_TITLE) + 1].startswith("- nothing about a GPU")
-    assert all(row_number(row.key) is None for row in section.rows)
+    assert all(parse_row_number(row.key) is None for row in section.rows)
 
 
 def test_the_paragraph_stands_below_and_an_empty_table_has_no_rows() -> None:
     section = laid_out(TABLES[0], 60, "Two policies.")
     assert lines(section)[-2:] == ["", "Two policies."]
-    assert row_number(section.rows[-1].key) is None
+    assert parse_row_number(section.rows[-1].key) is None
     assert laid_out(Table("Degraded cells", ("cell", "why"), ()), 60, "words").rows == ()
 
 
 def test_a_row_opens_with_all_that_is_known_of_its_name() -> None:
     verdicts = Table("Hypotheses", ("", "outcome"), (("H1", "holds"), ("H2", "open")), facts=((("n", "3"),), ()))
     rules = Table("Rules", ("", "about", "rule"), (("H1", "TTFT", "above 0"), ("H2", "TPOT", "above 5")))
-    facts = row_facts((verdicts, rules), verdicts, 0)
+    facts = list_row_facts((verdicts, rules), verdicts, 0)
     wanted = [("", "H1"), ("outcome", "holds"), ("n", "3"), ("Rules", ""), ("about", "TTFT"), ("rule", "above 0")]
     assert facts == wanted
     repeated = Table("Cells", ("", "n"), (("H1", "1"), ("H1", "2")))
-    assert row_facts((verdicts, repeated), repeated, 1) == [("", "H1"), ("n", "2")]
+    assert list_row_facts((verdicts, repeated), repeated, 1) == [("", "H1"), ("n", "2")]
 
 
 @pytest.mark.parametrize(("mark", "text"), [("", "41.5"), ("saturated", "41.5 x"), ("degraded", "41.5 o")])
 def test_a_chart_has_its_points_as_a_table(mark: str, text: str) -> None:
     chart = Chart("TTFT", "req/s", "ms", (*CURVES.lines, Line("nixl", (Point(4.0, 41.5, mark=mark),))), "how to read")
-    table = chart_table(chart)
+    table = make_chart_table(chart)
     assert table.columns == ("", "2 req/s", "4 req/s")
     assert table.rows == (("plain", "20.0", "41.5"), ("nixl", "-", text))
 

@@ -18,9 +18,9 @@ from textual.pilot import Pilot
 from console.export import save_file
 from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyze_folder, list_sections
 from console.panels.results import ResultsPanel
-from console.widgets.rate_plot import log_axis, rate_axis
+from console.widgets.rate_plot import make_log_axis, make_rate_axis
 from results.connector_tax.analyze import analyze
-from results.connector_tax.curve_figures import latency_by_rate
+from results.connector_tax.curve_figures import make_latency_by_rate
 from results.connector_tax.write import write_results
 from results.records.estimate import Estimate
 from results.records.events import CellState, RunChanged, RunState
@@ -338,18 +338,18 @@ def test_a_folder_without_records_is_reported_not_raised(tmp_path: Path) -> None
 
 
 def test_axes_hold_every_value_and_label_what_was_measured() -> None:
-    axis = log_axis([15.0, 4565.0], 12)
+    axis = make_log_axis([15.0, 4565.0], 12)
     assert 10**axis.lower < 15.0
     assert 10**axis.upper > 4565.0
     assert 2 <= len(axis.labels) <= 12
-    assert rate_axis([8.0, 2.0, 4.0, 4.0]).labels == ("2", "4", "8")
-    assert rate_axis([4.0]).lower < rate_axis([4.0]).upper
+    assert make_rate_axis([8.0, 2.0, 4.0, 4.0]).labels == ("2", "4", "8")
+    assert make_rate_axis([4.0]).lower < make_rate_axis([4.0]).upper
 
 
 def test_a_chart_has_the_numbers_of_the_figure(measured_run: Path) -> None:
     report = analyze_folder(measured_run, "connector-tax").report
     assert report is not None
-    table = latency_by_rate(analyze(measured_run), 1, "TTFT").table
+    table = make_latency_by_rate(analyze(measured_run), 1, "TTFT").table
     points = [(line.name, point.x, point.value, point.mark) for line in report.charts[0].lines for point in line.points]
     marks = ["saturated" if saturated is True else "" for saturated in table["saturated"]]
     values = table["ttft_p90_s"] * 1e3

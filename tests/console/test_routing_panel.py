@@ -129,36 +129,36 @@ def test_old_numbers_warn_of_nothing_but_of_their_age(picture: Picture) -> None:
     routing = routing_of(picture)
     late = replace(picture, frozen_unix_s=routing.latest_unix_s + AGED_S)
     assert rows.list_warnings(late, routing, UNICODE) == ()
-    assert router.alarms_now(late) == ()
+    assert router.list_alarms_now(late) == ()
     assert "no sample from the router for 8s" in text(rows.describe_router(late, routing, 200)[0])
     assert routing.alarms
-    assert router.alarms_now(picture) == routing.alarms
+    assert router.list_alarms_now(picture) == routing.alarms
 
 
 def test_after_the_cell_its_numbers_are_those_of_a_past_moment(picture: Picture) -> None:
     routing = routing_of(picture)
     gone = replace(picture, lease=LeaseState("none"))
-    assert router.alarms_now(gone) == ()
+    assert router.list_alarms_now(gone) == ()
     assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.describe_router(gone, routing, 200)[0])
 
 
 def test_reasons_are_ordered_by_their_picks_and_add_up(picture: Picture) -> None:
     routing = routing_of(picture)
-    picks = [int(texts(row)[1]) for row in rows.reason_rows(routing, UNICODE)]
+    picks = [int(texts(row)[1]) for row in rows.make_reason_rows(routing, UNICODE)]
     assert picks == sorted(picks, reverse=True)
     assert sum(picks) == sum(routing.latest.decisions.values())
-    line = text(rows.reason_line(routing))
+    line = text(rows.make_reason_line(routing))
     assert all(reason in line for reason in routing.latest.decisions)
 
 
 def test_a_pick_that_went_nowhere_says_so(picture: Picture) -> None:
     routing = routing_of(picture)
     last = replace(routing.lines[-1], instance="", session="", reason="queue_full")
-    (row,) = rows.decision_rows(picture, replace(routing, lines=(last,)), rows.decision_columns(79))
+    (row,) = rows.make_decision_rows(picture, replace(routing, lines=(last,)), rows.choose_decision_columns(79))
     assert texts(row)[1:] == ["no session", "nowhere", "queue_full"]
-    assert rows.decision_of(replace(routing, lines=(last,)), row.key) == last
-    assert rows.decision_of(routing, row.key) is None
-    facts = dict(rows.decision_detail(routing, last))
+    assert rows.find_decision_line(replace(routing, lines=(last,)), row.key) == last
+    assert rows.find_decision_line(routing, row.key) is None
+    facts = dict(rows.list_decision_facts(routing, last))
     assert (facts["instance"], facts["session"]) == ("nowhere", "the request names none")
 
 

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from console.feed import Picture
 from console.glyphs import UNICODE
-from console.panels.stages import shorten_label, stage_columns, stage_rows
+from console.panels.stages import choose_stage_columns, shorten_label, stage_rows
 from console.widgets.table import Row
 from results.records.events import CellChanged, CellState, RunChanged, RunState, StageChanged, StageState
 from results.records.plan import CellPlan, RunPlan, StagePlan
-from runners.cli.tables import status_tables
+from runners.cli.tables import make_status_tables
 from state.lease import LeaseState
 from state.status import to_json
 from state.store import RunStore
@@ -28,7 +28,7 @@ def text(row: Row) -> str:
 def rows(folder: Path, plan: RunPlan, folded: frozenset[str] = frozenset(), width: int = 78) -> tuple[Row, ...]:
     with RunStore.create(folder, "r", plan, "0") as store:
         picture = Picture(store.view(), loading=False)
-    return stage_rows(picture, folded, UNICODE, stage_columns(width), width)
+    return stage_rows(picture, folded, UNICODE, choose_stage_columns(width), width)
 
 
 def test_cells_stand_under_their_config_and_stage(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_the_stage_of_an_interrupted_run_is_interrupted_until_the_run_goes_on(tm
         for events in (begun, [cut], [RunChanged(RunState.RUNNING)]):
             store.append(*events)
             view = store.view()
-            drawn = text(stage_rows(Picture(view), frozenset(), UNICODE, stage_columns(78), 78)[0])
+            drawn = text(stage_rows(Picture(view), frozenset(), UNICODE, choose_stage_columns(78), 78)[0])
             terminal = Console(width=120)
             with terminal.capture() as printed:
-                terminal.print(status_tables(view, LeaseState("none"), 0.0))
+                terminal.print(make_status_tables(view, LeaseState("none"), 0.0))
             row = next(line for line in printed.get().splitlines() if "Pre-flight" in line)
             shown.append([state for state in ("running", "interrupted") if state in drawn and state in row])
             assert [stage["state"] for stage in to_json(view, 0.0)["stages"]][:2] == [*shown[-1], "pending"]
@@ -95,7 +95,7 @@ def test_a_cell_without_any_of_the_numbers_shows_its_whole_label(
     with RunStore.create(tmp_path / "r", "r", plan, "0") as store:
         store.append(CellChanged("a/x", CellState.RUNNING, 1), CellChanged("a/x", CellState.DONE, 1, summary=summary))
         picture = Picture(store.view(), loading=False)
-    tree = stage_rows(picture, frozenset(), UNICODE, stage_columns(39), 39)
+    tree = stage_rows(picture, frozenset(), UNICODE, choose_stage_columns(39), 39)
     row = next(row for row in tree if row.key == "cell:a/x")
     assert (cell.label in text(row)) is whole
     assert ("–" in text(row)) is not whole

@@ -11,7 +11,7 @@ from textual.widgets import Button, OptionList
 from typer.main import get_command
 
 from console import actions, steer
-from console.actions import ACTIONS, what_instead, why_not
+from console.actions import ACTIONS, suggest_instead, why_not
 from console.screens.dialogs import Confirm, Menu, Skip
 from console.screens.help import Help
 from console.screens.run import RunScreen
@@ -80,8 +80,8 @@ async def test_a_pause_that_waits_for_the_running_cell_can_be_withdrawn(live_run
 
 
 def test_where_there_is_no_list_of_runs_it_names_no_way_back_to_it() -> None:
-    assert "esc" not in what_instead("pause", RunState.DONE, False, has_list=False)
-    assert "tracon" in what_instead("pause", RunState.DONE, False, has_list=False)
+    assert "esc" not in suggest_instead("pause", RunState.DONE, False, has_list=False)
+    assert "tracon" in suggest_instead("pause", RunState.DONE, False, has_list=False)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_where_there_is_no_list_of_runs_it_names_no_way_back_to_it() -> None:
 )
 def test_what_an_operator_can_do_instead(action: str, state: RunState, live: bool, instead: str) -> None:
     assert why_not(action, state, live, int(state is RunState.FAILED))
-    assert what_instead(action, state, live) == instead
+    assert suggest_instead(action, state, live) == instead
 
 
 async def test_escape_is_cancel(live_run: Path) -> None:
@@ -290,7 +290,7 @@ def test_actions_are_offered_only_where_they_make_sense(
 
 
 def test_the_command_of_an_action_names_the_run_its_target_and_the_workspace(tmp_path: Path) -> None:
-    command = actions.command_line(
+    command = actions.make_command_line(
         "skip", tmp_path / "r", tmp_path, sort="config", target="plain", reason="it's slow; rm -rf"
     )
     skipped = ("--config", "plain", "--reason", "it's slow; rm -rf")

@@ -66,4 +66,4 @@ def test_every_module_of_a_panel_is_registered() -> None:
     folder = Path(registry.__file__).parent
     written = {path.stem for path in folder.glob("*.py") if "\nPANEL = " in path.read_text(encoding="utf-8")}
     assert written == set(registry.MODULES)
-    assert [kind.name for kind in registry.panel_kinds()] == list(registry.MODULES)
+    assert [kind.name for kind in registry.list_panel_kinds()] == list(registry.MODULES)

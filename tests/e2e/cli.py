@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from results.records.events import InstanceState
-from state.lease import lease_state
+from state.lease import read_lease_state
 from state.model import RunView
 from state.store import RunStore
 from tests.ports import own_port
@@ -48,7 +48,7 @@ def view_of(folder: Path) -> RunView:
 
 def worker_pid(folder: Path) -> int | None:
     with RunStore.open(folder, read_only=True) as store:
-        lease = lease_state(store)
+        lease = read_lease_state(store)
         return lease.pid if lease.live else None
 
 

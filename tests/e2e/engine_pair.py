@@ -21,7 +21,7 @@ from launch.command import build_launch
 from launch.environment import Engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.preflight_checks import counter, exposition
+from launch.preflight_checks import counter, read_exposition
 from launch.profile import Profile, load_config, load_profile
 from results.records.decisions import DecisionRecord, Role
 from results.records.layout import ConfigLayout
@@ -81,7 +81,7 @@ class Pair:
         config = load_config(CONFIGS[self.transport])
         extra: tuple[str, ...] = ()
         if self.transport == "nixl":
-            settings = dict(config.kv_transfer_on("cpu") or {})
+            settings = dict(config.merge_kv_transfer("cpu") or {})
             settings["kv_connector_extra_config"] = {"kv_lease_duration": KEPT_S}
             extra = ("--kv-transfer-config", json.dumps(settings))
         launch = len(list(self.folder.iterdir()))
@@ -144,7 +144,7 @@ class Pair:
         async with httpx.AsyncClient(
             base_url=self.running[name].url, timeout=60, trust_env=False, verify=False
         ) as client:
-            return counter(await exposition(client), metric) or 0.0
+            return counter(await read_exposition(client), metric) or 0.0
 
     async def usage(self, name: str) -> float:
         """The share of its blocks that are in use."""

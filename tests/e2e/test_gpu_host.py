@@ -23,7 +23,7 @@ from results.records.launches import LaunchRecord
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.link import LinkRecord
 from results.records.router_spec import HealthRules
-from results.records.run_folder import preflight_decisions
+from results.records.run_folder import read_preflight_decisions
 from runners.experiments.gates import SHARE, SHARED_REQUESTS
 from runners.simulator.calibrate import FEWEST_STEPS
 from runners.simulator.engine_file import read_engine
@@ -176,7 +176,7 @@ def test_the_confirm_stage_judges_every_config_by_its_launches(
     engines = {instance.pgid for instance in view_of(run).instances.values()}
     assert len(engines & watch.pids) > len(moved), "the watch saw the engines"
     names = {*shipped, *moved}
-    decisions, _ = preflight_decisions(run)
+    decisions, _ = read_preflight_decisions(run)
     assert {name: decision.included for name, decision in decisions.items()} == dict.fromkeys(names, True)
     measured = Counter(
         cell.plan.config

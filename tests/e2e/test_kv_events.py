@@ -13,11 +13,11 @@ import pytest
 from launch.command import build_launch
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from launch.preflight_checks import counter, exposition
+from launch.preflight_checks import counter, read_exposition
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_by_instance
+from runners.router.prefix_index import PrefixIndex, count_cached_by_instance, make_block_keys
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 
@@ -32,7 +32,7 @@ SETTLE_S = 10.0
 
 async def hits(client: httpx.AsyncClient) -> float:
     """Prompt tokens that the engine found in its prefix cache so far."""
-    return counter(await exposition(client), "vllm:prefix_cache_hits_total") or 0.0
+    return counter(await read_exposition(client), "vllm:prefix_cache_hits_total") or 0.0
 
 
 def settle(events: KvEvents, messages: int) -> None:
@@ -76,8 +76,8 @@ async def test_the_index_expects_what_the_engine_then_has(backend: LocalBackend,
             async with httpx.AsyncClient(base_url=instance.url, timeout=60) as client:
                 for number in range(PROMPTS):
                     prompt = source.choice(heads) + [source.randrange(256) for _ in range(source.randrange(1, 300))]
-                    keys = block_keys(prompt, BLOCK)
-                    cached = cached_by_instance({"engine": index, "guess": guess}, keys, len(prompt))
+                    keys = make_block_keys(prompt, BLOCK)
+                    cached = count_cached_by_instance({"engine": index, "guess": guess}, keys, len(prompt))
                     indexed_tokens = cached["engine"]
                     approximate += cached["guess"] == indexed_tokens
                     before, messages = await hits(client), events.messages

@@ -22,10 +22,10 @@ from launch import patching
 from launch.command import build_launch
 from launch.environment import find_engine
 from launch.environment import home as tracon_home
-from launch.instance import http_client
+from launch.instance import make_http_client
 from launch.local import LocalBackend
 from launch.patching import NOT_WRITABLE
-from launch.profile import PROFILES_FOLDER, config_names, load_config
+from launch.profile import PROFILES_FOLDER, list_config_names, load_config
 from results.records.layout import ConfigLayout
 from tests.cgroups import Cgroup, limited_cgroup
 from tests.e2e.engine_pair import draw
@@ -41,15 +41,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LEASE = """
 import os
 from pathlib import Path
-from state.lease import acquire, lease_state
+from state.lease import acquire, read_lease_state
 from state.store import RunStore
 from tests.state.plans import a_run
 folder = Path(os.environ["TRACON_WORKSPACE"], "20260101-000000-other-user")
 with a_run(folder) as store:
     with acquire(store) as lease:
         lease.heartbeat()
-        assert lease_state(store).live
-    assert not lease_state(store).live
+        assert read_lease_state(store).live
+    assert not read_lease_state(store).live
 """
 MEMORY_BYTES = psutil.virtual_memory().total * 3 // 4 // 2**20 * 2**20
 CORES = 0.9
@@ -212,7 +212,7 @@ def test_under_a_strict_umask_the_owner_reads_everything(seen: dict[str, Any]) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("config", list_config_names())
 async def test_every_config_answers_with_the_avx2_kernels(config: str, tmp_path: Path) -> None:
     profile, engine = profile_without_avx512(), find_engine("cpu")
     patching.apply(engine)
@@ -223,7 +223,7 @@ async def test_every_config_answers_with_the_avx2_kernels(config: str, tmp_path:
         )  # fmt: skip
         instance = await backend.start(spec, ignore_start)
         await instance.wait_ready(READY_S)
-        async with http_client(instance.url) as client:
+        async with make_http_client(instance.url) as client:
             body = {"model": instance.model, "prompt": draw(PREFIX), "max_tokens": 4, "ignore_eos": True}
             answer = await client.post("/v1/completions", json=body, timeout=60.0)
         assert answer.status_code == 200, answer.text

@@ -20,7 +20,7 @@ from results.records.events import CellChanged, CellState, LifecycleMeasured, Ru
 from results.records.layout import LifecycleLayout, RunLayout, is_complete
 from results.records.lifecycle import LifecycleRecord
 from results.records.plan import CellPlan
-from runners.experiments.pd_lifecycle.grid import shape_of
+from runners.experiments.pd_lifecycle.grid import read_shape
 from state.store import RunStore
 from tests.e2e.cli import data, port, tracon, view_of, wait_until, worker_pid
 from tests.e2e.test_routing import wait_until_nothing_is_left
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.kill(pid, signal.SIGKILL)
     wait_until_nothing_is_left(run)
     collected = read_records(run)
-    assert {record.config.label for record in collected.records} == {shape_of(sweep(run)[0]).label}, (
+    assert {record.config.label for record in collected.records} == {read_shape(sweep(run)[0]).label}, (
         "the cell that was cut counts for nothing"
     )
     resumed = tracon("resume", run.name, "--json", workspace=workspace)
@@ -92,7 +92,7 @@ def test_every_cell_has_its_records_and_what_they_were_made_from(folder: Path) -
     collected, layout = read_records(folder), LifecycleLayout(folder)
     assert collected.gaps == ()
     for cell in sweep(folder):
-        config = shape_of(cell)
+        config = read_shape(cell)
         found = [record for record in collected.records if record.config == config]
         assert [(record.repetition, record.warmup) for record in found] == [(1, True), (2, False), (3, False)]
         assert is_complete(layout.cell(config), cell.cell)
@@ -142,7 +142,7 @@ def test_what_is_not_of_one_request_is_kept_too(folder: Path) -> None:
     assert 0 < link["low"] <= link["gbps"] <= link["high"]
     assert "The Mooncake Transfer Engine is using tcp as its protocol" in link["transport"]
     for cell in sweep(folder):
-        said = msgspec.json.decode(layout.cell(shape_of(cell)).read_bytes())
+        said = msgspec.json.decode(layout.cell(read_shape(cell)).read_bytes())
         assert (said["order"], said["baseline"], said["counted_by"]) == ("counterbalanced", "router", "probe")
         for side in ("prefill", "decode"):
             begin, end = said["load"][side]["begin"], said["load"][side]["end"]

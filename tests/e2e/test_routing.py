@@ -16,7 +16,7 @@ import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.events import CellChanged, CellState, MigrationChanged, RouterSampled, RunState
-from results.records.layout import RunLayout, is_complete, trial_layouts
+from results.records.layout import RunLayout, is_complete, list_trial_layouts
 from results.routing.read import load_cells
 from state.store import RunStore
 from tests.e2e.cli import data, port, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
@@ -85,7 +85,7 @@ def test_every_cell_has_its_artifacts_whole(folder: Path) -> None:
     cells, gaps = load_cells(folder)
     assert {cell.record.label for cell in cells} == POLICIES
     assert gaps == ()
-    for layout in trial_layouts(folder):
+    for layout in list_trial_layouts(folder):
         record: dict[str, Any] = msgspec.json.decode(layout.cell.read_bytes())
         assert is_complete(layout.cell, record["cell"])
         assert {path.name for path in (layout.root / "engines").iterdir()} == {"e0", "e1"}

@@ -75,7 +75,7 @@ class Bench:
         async with asyncio.timeout(60):
             await over.wait()
         settled: asyncio.Future[KvTransfer] = asyncio.get_running_loop().create_future()
-        movement.when_settled(settled.set_result)
+        movement.call_when_settled(settled.set_result)
         async with asyncio.timeout(SETTLED_S):
             return await settled
 

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from results.pd_lifecycle.read import CELL, read_links, read_plan
-from results.records.engine_faults import engine_fault_gaps
+from results.records.engine_faults import list_engine_fault_gaps
 from results.records.errors import ArtifactError, Refusal, ResultsError, RingError
 from results.records.frames import Gap, read_cell, read_metrics
 from results.records.instance_events import InstanceEvent
@@ -24,7 +24,7 @@ from results.records.rings import RingReader
 from results.records.run_folder import PlannedCell, RunFacts, run_facts
 from results.records.skipped_cells import read_skipped
 from results.records.transfer_log import read_probe
-from results.registry import results_named, results_of
+from results.registry import find_results, find_results_of_run
 from results.report.differences import read_origin
 from results.report.export import read_comparable
 from results.routing.read import read_planned_cells, read_rows
@@ -60,7 +60,7 @@ def test_a_damaged_plan_is_a_gap_and_names_no_experiment(data: bytes, tmp_path: 
     assert [gap.artifact for gap in gaps] == ["plan.json"]
     assert read_planned_cells(tmp_path) == ()
     assert read_plan(tmp_path)[0] == ()
-    assert results_of(tmp_path) is results_named("")
+    assert find_results_of_run(tmp_path) is find_results("")
 
 
 LENGTHS, RATE = {"prior_context": 0, "new_tokens": 8, "output_length": 4}, {"rate_per_s": 2.0}
@@ -127,10 +127,10 @@ def read_all(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     read_plan(root)
     read_origin(root)
     if facts.experiment in ("", "connector-tax"):
-        assert results_of(root) is results_named(facts.experiment)
+        assert find_results_of_run(root) is find_results(facts.experiment)
     else:
         with pytest.raises(ResultsError, match="unknown experiment") as refused:
-            results_of(root)
+            find_results_of_run(root)
         assert refused.value.remedy
     return facts, gaps
 
@@ -248,7 +248,7 @@ def test_a_transfer_log(tmp_path_factory: pytest.TempPathFactory, text: bytes) -
 def test_deaths_and_stalls(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     root = tmp_path_factory.getbasetemp() / "faults"
     put(RunLayout(root).engine_faults, text)
-    assert all(gap.artifact for gap in engine_fault_gaps(root))
+    assert all(gap.artifact for gap in list_engine_fault_gaps(root))
 
 
 @given(mutated([b'{"t_unix_s":1.0,"cell":"phase-a/plain/r4","reason":"too slow"}\n' * 2]))

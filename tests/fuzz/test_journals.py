@@ -79,7 +79,7 @@ def test_a_journal_that_is_cut_or_damaged(
             with RunStore.open(folder, read_only=read_only) as store:
                 store.view()
                 store.find_problems()
-                store.cell_rows()
+                store.list_cell_rows()
                 store.run_row()
         except StateError as error:
             assert STATE_FILE in str(error) or str(folder) in str(error)
@@ -98,7 +98,7 @@ def test_a_damaged_row_of_a_cell_is_named_with_its_file(change: str, journal: by
         connection.commit()
     with RunStore.open(tmp_path) as store:
         with pytest.raises(StateError, match="is damaged: the row of cell") as refused:
-            store.cell_rows()
+            store.list_cell_rows()
         assert str(path) in str(refused.value)
         assert refused.value.remedy
         assert "is damaged: the row of cell" in store.find_problems()[0]

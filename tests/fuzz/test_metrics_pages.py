@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given, settings
 
-from runners.router.instances.fleet import cache_facts
+from runners.router.instances.fleet import read_cache_facts
 from runners.router.transfer.counters import read_counters
 from runners.samplers.engine import MetricsText
 from tests.examples import examples
@@ -30,7 +30,7 @@ vllm:request_success_total{finished_reason="st\\"o}p",engine="0"} 3.0 1700000000
 @example(b'{engine="0"} 1.0\n')
 @example(b'vllm:kv_cache_usage_perc{engine="0",\r="tiny"} 0.5\n')
 def test_a_page(page: bytes) -> None:
-    counters, facts = read_counters(page), cache_facts(page)
+    counters, facts = read_counters(page), read_cache_facts(page)
     for count in (counters.external_tokens, counters.nixl_bytes):
         assert count is None or 0 <= count < float("inf")
     for number in (counters.block_tokens, facts.block_tokens, facts.capacity_tokens):

@@ -15,8 +15,8 @@ from runners.router.transfer.request_bodies import (
     OWN,
     Unfit,
     add_pull_params,
-    handover_prefill_body,
-    prefix_body,
+    make_handover_prefill_body,
+    make_prefix_body,
     read_request,
     require_movable_prefix,
     require_one_prefill,
@@ -93,7 +93,8 @@ def test_what_moves_kv_for_a_request(body: bytes, path: str) -> None:
             assert str(error)
     made = [tokenize_body(asked)]
     made += [
-        msgspec.json.encode(one) for one in (prefix_body(asked, [1], params, 1), handover_prefill_body(asked, params))
+        msgspec.json.encode(one)
+        for one in (make_prefix_body(asked, [1], params, 1), make_handover_prefill_body(asked, params))
     ]
     assert all(read_fields(one) for one in made)
     pulled, sent = read_fields(add_pull_params(body, params)), read_fields(body)

@@ -14,7 +14,7 @@ from launch.doctor import DRIVER_LIBRARY
 from launch.environment import Engine
 from launch.gpu_fit import DEFAULT_REQUESTS
 from launch.install_plan import CONNECTORS, list_modules
-from launch.profile import config_names, load_config, load_profile
+from launch.profile import list_config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.cuda_settings import MARK
 
@@ -76,14 +76,14 @@ def import_modules(engine: Engine) -> dict[str, str]:
 def settle_launches(engine: Engine, folder: Path) -> None:
     """vLLM's own parser and configuration take the launch arguments of every config, and settle on what a GPU's engine
     has: asynchronous scheduling, CUDA graphs, the connector. Asserts it."""
-    specs = [_build_spec(engine, folder, profile, config) for profile in PROFILES for config in config_names()]
+    specs = [_build_spec(engine, folder, profile, config) for profile in PROFILES for config in list_config_names()]
     lines = folder / "arguments.json"
     lines.write_text(json.dumps([spec.argv[3:] for spec in specs]))
     script = Path(__file__).with_name("cuda_settings.py")
     settled: list[dict[str, Any]] = _read_answer(engine, (str(script), str(lines)), SETTLED_WITH)
     assert len(settled) == len(specs) == 16
     for spec, one in zip(specs, settled, strict=True):
-        transfer = load_config(spec.config).kv_transfer_on("cuda")
+        transfer = load_config(spec.config).merge_kv_transfer("cuda")
         assert one["connector"] == (transfer["kv_connector"] if transfer else None), spec.config
         settings = one["settings"]
         assert (settings["async_scheduling"], settings["enforce_eager"]) == (True, False), spec.config

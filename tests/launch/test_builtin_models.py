@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from launch.builtin_models import MODELS, builtin_folder, write_builtin
+from launch.builtin_models import MODELS, find_builtin_folder, write_builtin
 from launch.errors import LaunchError
-from launch.profile import load_profile, profile_names
+from launch.profile import list_profile_names, load_profile
 from runners.experiments.kv_endpoints import kv_bytes_per_token
 
 DUMMIES = ("builtin:qwen3-coder-30b-a3b", "builtin:qwen3-0.6b")
@@ -50,7 +50,7 @@ def test_every_id_below_the_special_ones_has_a_text_of_its_own(source: str, tmp_
     vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(151_646))
     assert vocabulary["<|im_end|>"] == config["eos_token_id"] == 151_645
-    profiles = [load_profile(name) for name in profile_names()]
+    profiles = [load_profile(name) for name in list_profile_names()]
     assert [profile.model.vocab_high for profile in profiles if profile.model.source == source] == [151_643]
 
 
@@ -65,10 +65,10 @@ def test_a_model_that_tracon_does_not_write_is_refused_with_those_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    assert builtin_folder("builtin:tiny") == tmp_path / "models" / "tiny-qwen3"
-    assert builtin_folder("Qwen/Qwen3-0.6B") is None
+    assert find_builtin_folder("builtin:tiny") == tmp_path / "models" / "tiny-qwen3"
+    assert find_builtin_folder("Qwen/Qwen3-0.6B") is None
     with pytest.raises(LaunchError) as caught:
-        builtin_folder("builtin:big")
+        find_builtin_folder("builtin:big")
     assert "builtin:qwen3-0.6b" in caught.value.remedy
 
 

@@ -17,9 +17,9 @@ import httpx
 import msgspec
 import pytest
 
-from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
+from launch.command import LaunchSpec, Unwritable, build_launch, build_whole_env, count_ports_needed, write_launch
 from launch.environment import Engine
-from launch.profile import ConnectorConfig, Profile, config_names, load_config, load_profile, profile_names
+from launch.profile import ConnectorConfig, Profile, list_config_names, list_profile_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 
 SECRET = "hf_" + "x" * 30
@@ -50,7 +50,7 @@ def with_engine(**changes: Any) -> Profile:
     return msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **changes))
 
 
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("config", list_config_names())
 def test_what_proofs_need_of_an_engine_is_never_given_to_a_measured_one(tmp_path: Path, config: str) -> None:
     measured, proven = (spec_of(tmp_path, config, preflight=preflight) for preflight in (False, True))
     assert proven.argv == measured.argv
@@ -96,8 +96,8 @@ def test_a_cell_may_give_its_engines_a_block_size_arguments_and_variables(tmp_pa
     assert "--block-size" not in spec_of(tmp_path).argv
 
 
-@pytest.mark.parametrize("profile", profile_names())
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("profile", list_profile_names())
+@pytest.mark.parametrize("config", list_config_names())
 def test_every_config_of_every_profile_gives_a_command_on_loopback(tmp_path: Path, profile: str, config: str) -> None:
     spec = spec_of(tmp_path, config, profile)
     assert spec.argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -109,7 +109,7 @@ def test_every_config_of_every_profile_gives_a_command_on_loopback(tmp_path: Pat
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         wanted = "1" if spec.kind == "cpu" else None
         assert spec.env.get(name) == spec.base_env.get(name) == wanted, "a fork server imports torch with base_env"
-    assert len(spec.ports) == ports_needed(load_config(config)) == len(set(spec.ports.values()))
+    assert len(spec.ports) == count_ports_needed(load_config(config)) == len(set(spec.ports.values()))
 
 
 def test_plain_has_no_connector_and_a_connector_travels_as_json(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_cuda_engine_names_its_gpus_and_counts_them_as_nvidia_smi_does(
 
 
 def test_the_shared_environment_says_nothing_of_one_config(tmp_path: Path) -> None:
-    shared = {frozenset(spec_of(tmp_path, config).base_env.items()) for config in config_names()}
+    shared = {frozenset(spec_of(tmp_path, config).base_env.items()) for config in list_config_names()}
     assert len(shared) == 1
 
 
@@ -184,7 +184,7 @@ def test_an_engine_of_launch_sh_asks_its_own_servers_without_a_proxy(tmp_path: P
     show = "import os; print(os.environ['no_proxy'], os.environ['NO_PROXY'])"
     write_launch(replace(spec_of(tmp_path), argv=(sys.executable, "-c", show), env={}), ConfigLayout(tmp_path))
     inherited = environ | {"PATH": os.environ["PATH"], "http_proxy": "http://proxy.example:3128"}
-    expected = whole_env({}, inherited)
+    expected = build_whole_env({}, inherited)
     for shell in (["sh"], ["sh", "-u"]):
         argv = [*shell, str(tmp_path / "launch.sh")]
         ran = subprocess.run(argv, env=inherited, capture_output=True, text=True, check=True)
@@ -252,9 +252,9 @@ def test_an_engine_inherits_no_secret_but_its_own() -> None:
     )  # fmt: skip
     own = ("PATH", "HF_TOKEN", "VLLM_API_KEY", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES")
     inherited = dict.fromkeys((*names, *own), "x")
-    assert set(whole_env({}, inherited)) == set(own)
-    assert "AWS_SESSION_TOKEN" in whole_env({}, {**inherited, "TRACON_PASS_ENV": "AWS_SESSION_TOKEN, OTHER"})
-    assert whole_env({"DB_PASSWORD": "profile's"}, inherited)["DB_PASSWORD"] == "profile's"
+    assert set(build_whole_env({}, inherited)) == set(own)
+    assert "AWS_SESSION_TOKEN" in build_whole_env({}, {**inherited, "TRACON_PASS_ENV": "AWS_SESSION_TOKEN, OTHER"})
+    assert build_whole_env({"DB_PASSWORD": "profile's"}, inherited)["DB_PASSWORD"] == "profile's"
 
 
 def test_every_launch_is_kept_and_the_last_one_is_the_config(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Pat
 
 
 def test_the_engine_does_not_inherit_the_settings_of_our_own_python() -> None:
-    env = whole_env({"A": "1"}, {"PATH": "/bin", "PYTHONHOME": "/ours", "VIRTUAL_ENV": "/ours", "A": "0"})
+    env = build_whole_env({"A": "1"}, {"PATH": "/bin", "PYTHONHOME": "/ours", "VIRTUAL_ENV": "/ours", "A": "0"})
     assert env == {"PATH": "/bin", "A": "1"}
 
 
@@ -300,7 +300,7 @@ OWN_HOSTS = "127.0.0.1,localhost,::1"
 def test_on_a_host_with_a_proxy_an_engine_reaches_its_own_servers_directly(
     proxy: str, inherited: dict[str, str], lower: str, upper: str
 ) -> None:
-    env = whole_env({}, {**inherited, proxy: "http://proxy.example:3128"})
+    env = build_whole_env({}, {**inherited, proxy: "http://proxy.example:3128"})
     assert (env["no_proxy"], env["NO_PROXY"]) == (lower, upper)
     assert env[proxy] == "http://proxy.example:3128"
 
@@ -311,7 +311,7 @@ def test_the_client_of_mooncakes_connector_asks_its_bootstrap_server_without_the
     """It is httpx's, with the settings that httpx takes from the environment."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in whole_env({}, {"http_proxy": "http://127.0.0.1:9"}).items():
+    for name, value in build_whole_env({}, {"http_proxy": "http://127.0.0.1:9"}).items():
         monkeypatch.setenv(name, value)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
         answering = thread.submit(_answer_once, server)
@@ -332,7 +332,7 @@ def _answer_once(server: socket.socket) -> str:
 def test_a_host_without_a_proxy_adds_nothing_and_no_record_of_a_launch_has_the_addition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert whole_env({}, {"no_proxy": "corp.example", "http_proxy": ""}) == {
+    assert build_whole_env({}, {"no_proxy": "corp.example", "http_proxy": ""}) == {
         "no_proxy": "corp.example", "http_proxy": "",
     }  # fmt: skip
     before = spec_of(tmp_path)
@@ -365,10 +365,10 @@ def test_an_engine_gets_one_thread_and_every_core_of_any_host(
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     assert spec_of(tmp_path, config) == here
     inherited = {"OMP_NUM_THREADS": "64", "OMP_PLACES": "{0:64}", "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0-63"}
-    env = whole_env(here.env, inherited)
+    env = build_whole_env(here.env, inherited)
     assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
     assert not env.keys() & {"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
-    with_threads = whole_env({"A": "1"}, inherited)
+    with_threads = build_whole_env({"A": "1"}, inherited)
     assert with_threads["OMP_PROC_BIND"] == "true", "an engine of a profile without a thread count keeps the user's"
 
 
@@ -382,8 +382,8 @@ def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 
 
-@pytest.mark.parametrize("profile", [name for name in profile_names() if name.endswith("-dummy")])
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("profile", [name for name in list_profile_names() if name.endswith("-dummy")])
+@pytest.mark.parametrize("config", list_config_names())
 @pytest.mark.parametrize("preflight", [False, True])
 def test_no_engine_with_dummy_weights_asks_a_hub(tmp_path: Path, profile: str, config: str, preflight: bool) -> None:
     spec = spec_of(tmp_path, config, profile, preflight=preflight)

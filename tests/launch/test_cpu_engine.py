@@ -21,10 +21,10 @@ import pytest_asyncio
 
 from launch.command import build_launch
 from launch.environment import Engine, find_engine
-from launch.instance import http_client
+from launch.instance import make_http_client
 from launch.instruction_sets import kernel_grants_amx, read_flags
 from launch.local import LocalBackend
-from launch.profile import Profile, config_names, load_config, load_profile
+from launch.profile import Profile, list_config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start, pid_with_model
 from tests.ports import own_port
@@ -54,7 +54,7 @@ def own_profile(method: str) -> Profile:
 
 
 LAUNCHES: Mapping[str, tuple[Profile, str]] = {
-    **{name: (PROFILE, name) for name in config_names()},
+    **{name: (PROFILE, name) for name in list_config_names()},
     "own-fork_server-mp": (own_profile("fork_server"), "plain"),
     "own-spawn-mp": (own_profile("spawn"), "plain"),
 }
@@ -130,7 +130,7 @@ async def observe(
     instance = await backend.start(spec, ignore_start)
     try:
         await instance.wait_ready(START_S)
-        async with http_client(instance.url) as client:
+        async with make_http_client(instance.url) as client:
             for index, kind in enumerate((*KINDS[begin:], *KINDS[:begin])):
                 times = []
                 for number in range(1 + FOLLOWING):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from launch.death import (
-    child_ends,
     describe_death,
     diagnose,
     explain_death,
+    find_child_ends,
+    find_stalls_in,
     read_death,
-    stalls_in,
 )
 from launch.oom import count_oom_kills, explain_kill, judge_kill, read_oom_lines
 
@@ -91,26 +91,26 @@ def test_any_log_is_read_without_an_error() -> None:
     for end in range(0, len(whole), 97):
         read_death(1, whole[end:])
         read_death(1, whole[:end])
-        stalls_in(whole[:end])
-        child_ends(whole[:end])
+        find_stalls_in(whole[:end])
+        find_child_ends(whole[:end])
 
 
 def test_a_process_that_was_held_up_is_one_stall_with_its_frame() -> None:
     log = log_of("held_up.log")
-    (stall,), holds = stalls_in(log)
+    (stall,), holds = find_stalls_in(log)
     assert holds == 0
     assert stall.text == "no Python thread ran for 8.1 s (pid 1035)"
     assert stall.frame.startswith(FRAME)
     before, _, _ = log.partition("[tracon] no Python thread")
-    (unended,), holds = stalls_in(before)
+    (unended,), holds = find_stalls_in(before)
     assert (unended.text, holds) == ("no Python thread ran for 5 s", 1)
-    assert stalls_in(log.removeprefix(before), holds) == ((), 0)
+    assert find_stalls_in(log.removeprefix(before), holds) == ((), 0)
 
 
 def test_two_processes_that_are_held_up_at_once_are_two_stalls() -> None:
     timeout = 'Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n  File "/x/{}.py", line 2 in wait\n\n'
     ends = "".join(f"[tracon] no Python thread ran for {length} s (pid {length})\n" for length in (6, 7))
-    stalls, _ = stalls_in(timeout.format("a") + timeout.format("b") + ends)
+    stalls, _ = find_stalls_in(timeout.format("a") + timeout.format("b") + ends)
     assert [(stall.text[-7:], stall.frame) for stall in stalls] == [
         ("(pid 6)", "/x/a.py:2 in wait"), ("(pid 7)", "/x/b.py:2 in wait")
     ]  # fmt: skip
@@ -118,9 +118,9 @@ def test_two_processes_that_are_held_up_at_once_are_two_stalls() -> None:
 
 def test_a_step_that_stalled_is_named_with_its_frame() -> None:
     line = "[tracon] a step has run for 5 s, /e/lib/site-packages/vllm/v1/core.py:12 in step (step 7, pid 9)\n"
-    (stall,), _ = stalls_in(f"before\n{line}Thread 0x1 (most recent call first):\n")
+    (stall,), _ = find_stalls_in(f"before\n{line}Thread 0x1 (most recent call first):\n")
     assert (stall.text, stall.frame) == ("a step has run for 5 s (step 7, pid 9)", "vllm/v1/core.py:12 in step")
-    assert stalls_in(f"a request echoes: {line}") == ((), 0)
+    assert find_stalls_in(f"a request echoes: {line}") == ((), 0)
 
 
 OOM = "Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB, anon-rss:2kB"

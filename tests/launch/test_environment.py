@@ -20,9 +20,9 @@ import uv
 from launch import install as installing
 from launch.environment import capture, environments, find_engine, home
 from launch.errors import EngineMissing, InstallFailed
-from launch.install import choose_interpreter, diagnose, exclusive, install, run_step
+from launch.install import choose_interpreter, diagnose, hold_lock, install, run_step
 from launch.install_plan import PYTHON, Step, lock_file
-from launch.libraries import Library, apt_remedy, provide
+from launch.libraries import Library, make_apt_remedy, provide
 from launch.redaction import REDACTED
 from tests.launch import fake_uv
 
@@ -223,9 +223,9 @@ def test_waiting_for_another_install_ends_with_an_error(tmp_path: Path) -> None:
     steps: list[str] = []
     path = tmp_path / "lock"
     with (
-        exclusive(path, lambda step, of, text: None),
+        hold_lock(path, lambda step, of, text: None),
         pytest.raises(InstallFailed, match="another install"),
-        exclusive(path, lambda step, of, text: steps.append(text), wait_s=0.01),
+        hold_lock(path, lambda step, of, text: steps.append(text), wait_s=0.01),
     ):
         pass
     assert steps
@@ -349,7 +349,7 @@ def test_links_that_cannot_be_written_count_as_missing(tmp_path: Path) -> None:
 
 def test_the_remedy_names_each_package_once() -> None:
     libraries = [Library("a.so.1", "liba1", ()), Library("b.so.1", "libb1", ()), Library("a2.so.1", "liba1", ())]
-    assert apt_remedy(libraries) == "apt-get install liba1 libb1"
+    assert make_apt_remedy(libraries) == "apt-get install liba1 libb1"
 
 
 def test_the_borrowed_path_comes_before_what_was_inherited(

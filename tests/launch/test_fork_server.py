@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.command import whole_env
+from launch.command import build_whole_env
 from launch.guard_link import GuardLink
 from launch.local import ForkServer, ForkServerFailed
-from launch.ports import holders
+from launch.ports import find_holders
 from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
 from tests.ports import own_port
 
@@ -75,7 +75,7 @@ def modules(tmp_path: Path) -> Path:
 
 
 async def server_in(folder: Path, *preload: str) -> ForkServer:
-    env = whole_env({"PYTHONPATH": str(folder)})
+    env = build_whole_env({"PYTHONPATH": str(folder)})
     return await ForkServer.start(Path(sys.executable), env, folder, preload or ("preloaded",))
 
 
@@ -92,7 +92,7 @@ async def engine_of(
     server: ForkServer, folder: Path, name: str, module: str, *arguments: str, **variables: str
 ) -> GuardLink:
     link = await server.fork()
-    env = whole_env({"PYTHONPATH": str(folder), **variables})
+    env = build_whole_env({"PYTHONPATH": str(folder), **variables})
     log = folder / name
     await link.start([sys.executable, "-m", module, *arguments], env, cwd=folder, stdout=log, stderr=log)
     link.go()
@@ -141,7 +141,7 @@ async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks
         log = modules / "log"
         assert await asyncio.to_thread(wait_until, lambda: log.exists() and log.read_text().endswith("\n"), SOON_S)
         engine, worker = map(int, log.read_text().split())
-        assert await asyncio.to_thread(wait_until, lambda: [one.pid for one in holders(port)] == [engine], SOON_S)
+        assert await asyncio.to_thread(wait_until, lambda: [one.pid for one in find_holders(port)] == [engine], SOON_S)
         assert running([worker]) == [worker]
         assert not link.exited.done()
 

@@ -8,7 +8,7 @@ import pytest
 
 from launch import gpu_devices
 from launch.errors import LaunchError
-from launch.gpu_devices import NoGpu, engine_devices, name_devices, require_gpu, second_devices
+from launch.gpu_devices import NoGpu, choose_second_devices, list_engine_devices, name_devices, require_gpu
 from launch.profile import load_profile
 from tests.fake_gpus import FakeGpu, make_host
 
@@ -18,20 +18,20 @@ from tests.fake_gpus import FakeGpu, make_host
     [("0,1", 1, "1"), ("4,5,6,7", 2, "6,7"), ("0", 1, ""), ("0,1,2", 2, ""), ("", 1, "")],
 )
 def test_a_second_engine_takes_the_next_gpus(visible: str, size: int, devices: str) -> None:
-    assert second_devices(size, {"CUDA_VISIBLE_DEVICES": visible, "PATH": ""}) == devices
+    assert choose_second_devices(size, {"CUDA_VISIBLE_DEVICES": visible, "PATH": ""}) == devices
 
 
 def test_a_second_engine_skips_gpus_without_room() -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "0,1,2", "PATH": ""}
-    assert second_devices(1, environ, full=("1",)) == "2"
-    assert second_devices(1, environ, full=("1", "2")) == ""
-    assert second_devices(1, environ, full=("0",)) == "1", "the first engine's is not its own"
+    assert choose_second_devices(1, environ, full=("1",)) == "2"
+    assert choose_second_devices(1, environ, full=("1", "2")) == ""
+    assert choose_second_devices(1, environ, full=("0",)) == "1", "the first engine's is not its own"
 
 
 def test_without_a_choice_all_gpus_of_the_host_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = make_host(tmp_path, monkeypatch, FakeGpu(), FakeGpu())
-    assert second_devices(1, {"PATH": str(host.folder)}) == "1"
-    assert second_devices(1, {"PATH": ""}) == ""
+    assert choose_second_devices(1, {"PATH": str(host.folder)}) == "1"
+    assert choose_second_devices(1, {"PATH": ""}) == ""
 
 
 def test_engines_take_gpus_among_those_that_the_user_named() -> None:
@@ -87,4 +87,4 @@ def test_an_engine_runs_on_the_first_gpus_that_it_may_use(
     of_process: str | None, of_launch: dict[str, str], size: int, devices: tuple[str, ...]
 ) -> None:
     environ = {} if of_process is None else {"CUDA_VISIBLE_DEVICES": of_process}
-    assert engine_devices(size, {**environ, **of_launch}) == devices
+    assert list_engine_devices(size, {**environ, **of_launch}) == devices

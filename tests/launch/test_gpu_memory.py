@@ -12,7 +12,7 @@ import pytest
 
 from launch.command import LaunchSpec
 from launch.gpu_memory import measure_held, wait_for_release
-from launch.guard_link import first_of
+from launch.guard_link import wait_for_first
 from launch.local import LocalBackend
 from tests.fake_gpus import FakeGpu, FakeHost, make_host
 from tests.launch.engines import ENGINE, ignore_start, program
@@ -149,7 +149,7 @@ async def test_two_engines_share_a_gpu_and_each_is_waited_for_alone(
         # Of the second, too, all is waited for, although the GPU shows less than what the first held beside it.
         stopping = asyncio.create_task(second.stop(5.0, LONG_S))
         monkeypatch.setattr("launch.gpu_memory.POLL_S", 0.05)
-        await first_of(2.0, stopping)
+        await wait_for_first(2.0, stopping)
         assert not stopping.done()
         use(FREE)
         assert (await asyncio.wait_for(stopping, 30.0)).endswith("GPU memory in use 100 MiB")

@@ -300,7 +300,7 @@ def test_a_process_that_cannot_be_looked_at_for_the_moment_has_not_ended(
 
     try:
         monkeypatch.setattr(os, "open", refuse_once)
-        assert child.pid in guard.descendants(os.getpid())
+        assert child.pid in guard.find_descendants(os.getpid())
         assert refused
     finally:
         child.kill()
@@ -318,7 +318,7 @@ def test_a_descriptor_that_cannot_be_named_holds_nothing_up(monkeypatch: pytest.
 
     monkeypatch.setattr(os, "readlink", refuse)
     monkeypatch.setattr("launch.guard.time.sleep", fail)
-    assert guard.segments_of([os.getpid()]) == set()
+    assert guard.find_segments([os.getpid()]) == set()
 
 
 INTERRUPTED = f"""

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from launch import doctor
-from launch.cache_folders import cache_env
+from launch.cache_folders import make_cache_env
 from launch.doctor_rows import OK, WARN
 from launch.environment import capture
 from launch.host import Host, Limits, read_host, read_limits
@@ -120,13 +120,13 @@ def test_any_number_of_cores_is_fine(cores: int, tmp_path: Path, monkeypatch: py
 
 
 def test_caches_stay_where_the_home_folder_can_be_written(tmp_path: Path) -> None:
-    assert cache_env({}, tmp_path / "not" / "yet", tmp_path / "caches") == {}
+    assert make_cache_env({}, tmp_path / "not" / "yet", tmp_path / "caches") == {}
 
 
 def test_caches_leave_a_home_folder_that_cannot_be_written(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.touch()
-    moved = cache_env({"XDG_CONFIG_HOME": "/mine"}, home, tmp_path / "caches")
+    moved = make_cache_env({"XDG_CONFIG_HOME": "/mine"}, home, tmp_path / "caches")
     assert moved == {
         "XDG_CACHE_HOME": str(tmp_path / "caches" / "cache"),
         "TRITON_CACHE_DIR": str(tmp_path / "caches" / "triton"),
@@ -147,7 +147,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def caches_without_a_home(temporary: Path) -> Path:
     """Where the caches go when neither the home folder nor TRACON_HOME can be written."""
     home = temporary.with_name("home")
-    return Path(cache_env({}, home, home / "caches")["XDG_CACHE_HOME"]).parent
+    return Path(make_cache_env({}, home, home / "caches")["XDG_CACHE_HOME"]).parent
 
 
 def test_caches_without_any_other_place_share_one_private_folder(temporary: Path) -> None:
@@ -186,5 +186,5 @@ def test_caches_never_go_into_a_folder_that_others_may_write(temporary: Path, pr
 def test_downloaded_models_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
     monkeypatch.setattr("launch.cache_folders.can_write", lambda folder: folder != tmp_path)
-    assert cache_env({}, tmp_path, tmp_path / "c")["HF_HOME"] == str(tmp_path / ".cache" / "huggingface")
-    assert "HF_HOME" not in cache_env({"HF_HOME": "/models"}, tmp_path, tmp_path / "c")
+    assert make_cache_env({}, tmp_path, tmp_path / "c")["HF_HOME"] == str(tmp_path / ".cache" / "huggingface")
+    assert "HF_HOME" not in make_cache_env({"HF_HOME": "/models"}, tmp_path, tmp_path / "c")

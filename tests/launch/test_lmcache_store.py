@@ -21,7 +21,7 @@ CONFIGS = ("lmcache_only", "multi_mooncake_lmcache")
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("profile", ["h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy"])
 def test_it_holds_the_longest_prompt_of_the_profile(profile: str, config: str) -> None:
-    served, env = load_profile(profile), load_config(config).env_on("cuda")
+    served, env = load_profile(profile), load_config(config).merge_env("cuda")
     tokens = float(env[SIZE]) * 2**30 / MODELS[served.model.source].kv_bytes_per_token
     assert tokens >= served.engine.max_model_len
     assert env["LMCACHE_LOCAL_CPU"] == "True"

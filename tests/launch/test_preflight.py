@@ -11,7 +11,7 @@ import pytest
 from launch import preflight
 from launch.ports import PortTaken
 from launch.preflight import GateResult, verify
-from launch.preflight_checks import GateFailed, Subject, launched_with_its_connector
+from launch.preflight_checks import GateFailed, Subject, check_connector_launched
 from launch.profile import load_config
 from tests.launch.engines import PROFILE, program, started
 from tests.launch.fake_engine import FakeEngine, asked_about
@@ -143,7 +143,7 @@ async def test_a_failure_counter_counts_where_the_engine_has_one(tmp_path: Path,
 async def test_without_a_log_no_connector_is_proven() -> None:
     async with asked_about(FakeEngine(), "mooncake_both") as subject:
         with pytest.raises(GateFailed, match="the engine has no log"):
-            await launched_with_its_connector(subject)
+            await check_connector_launched(subject)
 
 
 async def test_the_consumers_checks_have_the_specifications_numbers(tmp_path: Path) -> None:

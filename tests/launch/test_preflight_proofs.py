@@ -12,8 +12,8 @@ import pytest
 from launch import preflight_proofs as proofs
 from launch.instance import Served
 from launch.preflight_checks import Completion, Gate, GateFailed, counter
-from launch.profile import config_names, load_config
-from launch.transfer_request import transferring
+from launch.profile import list_config_names, load_config
+from launch.transfer_request import find_transferring
 from tests.launch.fake_engine import PROFILE, FakeEngine, FakeInstance, asked_about
 
 LMCACHE, BOTH, PRODUCER, CONSUMER, NIXL = (
@@ -35,7 +35,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeEngine]:
     def client(url: str) -> httpx.AsyncClient:
         return there[url].client()
 
-    monkeypatch.setattr(proofs, "http_client", client)
+    monkeypatch.setattr(proofs, "make_http_client", client)
     return there
 
 
@@ -77,7 +77,7 @@ async def test_an_engine_pulls_from_itself_what_its_own_prefix_cache_does_not_ho
     reach: dict[str, FakeEngine],
 ) -> None:
     engine = reach["http://127.0.0.1:18002"] = FakeEngine()
-    assert "4095 of 4096 tokens pulled from itself" in await seen(engine, BOTH, proofs.self_transfer)
+    assert "4095 of 4096 tokens pulled from itself" in await seen(engine, BOTH, proofs.check_self_transfer)
     requests = [body for body in engine.asked if "kv_transfer_params" in body]
     assert len({body["cache_salt"] for body in requests}) == 2
     first, second = (body["kv_transfer_params"] for body in requests)
@@ -97,7 +97,7 @@ async def test_an_engine_pulls_from_itself_what_its_own_prefix_cache_does_not_ho
 async def test_a_transfer_that_does_not_happen_fails(reach: dict[str, FakeEngine], fault: str, reason: str) -> None:
     engine = reach["http://127.0.0.1:18002"] = broken(fault)
     with pytest.raises(GateFailed, match=reason):
-        await seen(engine, BOTH, proofs.self_transfer)
+        await seen(engine, BOTH, proofs.check_self_transfer)
 
 
 async def test_a_producer_keeps_its_blocks_and_frees_them(reach: dict[str, FakeEngine]) -> None:
@@ -118,7 +118,7 @@ async def test_a_producer_that_keeps_no_blocks_or_never_frees_them_fails(
 
 
 async def test_a_consumer_asks_the_bootstrap_it_is_told() -> None:
-    said = await seen(FakeEngine(), CONSUMER, proofs.bootstrap_query)
+    said = await seen(FakeEngine(), CONSUMER, proofs.check_bootstrap_query)
     assert said == "asked 1 time(s), the pull failed with 500, the next one passed"
 
 
@@ -127,7 +127,7 @@ async def test_a_consumer_asks_the_bootstrap_it_is_told() -> None:
 )
 async def test_a_consumer_that_does_not_pull_fails(fault: str, reason: str) -> None:
     with pytest.raises(GateFailed, match=reason):
-        await seen(broken(fault), CONSUMER, proofs.bootstrap_query)
+        await seen(broken(fault), CONSUMER, proofs.check_bootstrap_query)
 
 
 async def moved(reach: dict[str, FakeEngine], *faults: str, pulls_to_fail: int = 0) -> str:
@@ -140,7 +140,7 @@ async def moved(reach: dict[str, FakeEngine], *faults: str, pulls_to_fail: int =
         yield FakeInstance("fake-2", "http://127.0.0.1:18099")
 
     async with asked_about(engine, NIXL, counterpart=counterpart) as subject:
-        return await proofs.peer_transfer(subject)
+        return await proofs.check_peer_transfer(subject)
 
 
 async def test_two_engines_exchange_blocks_both_ways(reach: dict[str, FakeEngine]) -> None:
@@ -171,7 +171,7 @@ async def test_a_handshake_that_a_busy_host_missed_is_tried_again(reach: dict[st
 
 async def test_without_a_second_engine_no_byte_moves_and_nothing_is_proven() -> None:
     with pytest.raises(GateFailed, match="no byte was moved: no second engine can run beside this one"):
-        await seen(FakeEngine(), NIXL, proofs.peer_transfer)
+        await seen(FakeEngine(), NIXL, proofs.check_peer_transfer)
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(40_960, 4096), (200_000, 4096), (3000, 1280), (512, 256)])
@@ -179,7 +179,7 @@ async def test_the_prompt_of_a_proof_is_whole_chunks_and_fits(context: int, toke
     engine = msgspec.structs.replace(PROFILE.engine, max_model_len=context)
     profile = msgspec.structs.replace(PROFILE, engine=engine)
     async with asked_about(FakeEngine(), LMCACHE, profile=profile) as subject:
-        assert proofs.proof_tokens(subject) == tokens
+        assert proofs.count_proof_tokens(subject) == tokens
 
 
 async def test_a_context_that_holds_no_chunk_cannot_prove_anything() -> None:
@@ -187,7 +187,7 @@ async def test_a_context_that_holds_no_chunk_cannot_prove_anything() -> None:
     profile = msgspec.structs.replace(PROFILE, engine=engine)
     async with asked_about(FakeEngine(), LMCACHE, profile=profile) as subject:
         with pytest.raises(GateFailed, match="holds no chunk of 256"):
-            proofs.proof_tokens(subject)
+            proofs.count_proof_tokens(subject)
 
 
 @pytest.mark.parametrize(
@@ -206,21 +206,21 @@ def test_answers_are_compared_by_their_likeliest_tokens(likely: dict[str, float]
         Completion(200, {"choices": [{"logprobs": {"top_logprobs": [ranks]}}]}, "", 0.0)
         for ranks in ({"a": -0.1, "b": -2.5, "c": -7.0}, likely)
     )
-    assert proofs.distance_nats(reference, answer) == pytest.approx(nats)
+    assert proofs.measure_distance_nats(reference, answer) == pytest.approx(nats)
 
 
 def test_answers_without_log_probabilities_cannot_be_compared() -> None:
     mute = Completion(200, {"choices": [{"logprobs": None}]}, "", 0.0)
     with pytest.raises(GateFailed, match="no log probabilities"):
-        proofs.distance_nats(mute, mute)
+        proofs.measure_distance_nats(mute, mute)
 
 
 def test_every_connector_that_does_work_proves_it() -> None:
-    proven = {name for name in config_names() if load_config(name).preflight.proofs}
-    assert proven == set(config_names()) - {"plain", "noop_connector"}
+    proven = {name for name in list_config_names() if load_config(name).preflight.proofs}
+    assert proven == set(list_config_names()) - {"plain", "noop_connector"}
     for name in proven:
         moves = set(load_config(name).preflight.proofs) - {"store_and_retrieve"}
-        assert bool(moves) == (transferring(load_config(name), "cpu") is not None)
+        assert bool(moves) == (find_transferring(load_config(name), "cpu") is not None)
 
 
 def test_counters_are_summed_over_the_samples_with_the_labels() -> None:

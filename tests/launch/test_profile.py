@@ -15,10 +15,10 @@ from launch.profile import (
     ConnectorConfig,
     Profile,
     ProfileError,
-    config_names,
+    list_config_names,
+    list_profile_names,
     load_config,
     load_profile,
-    profile_names,
 )
 from results.records.router_spec import TransferRules
 
@@ -38,13 +38,13 @@ def refused(tmp_path: Path, text: str) -> ProfileError:
 
 
 def test_the_three_profiles_and_the_eight_configs_load_under_their_own_names() -> None:
-    assert set(profile_names()) >= {"cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"}
-    assert set(config_names()) == {
+    assert set(list_profile_names()) >= {"cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"}
+    assert set(list_config_names()) == {
         "plain", "noop_connector", "mooncake_producer", "mooncake_consumer", "mooncake_both", "nixl_both",
         "lmcache_only", "multi_mooncake_lmcache",
     }  # fmt: skip
-    assert [load_profile(name).name for name in profile_names()] == list(profile_names())
-    assert [load_config(name).name for name in config_names()] == list(config_names())
+    assert [load_profile(name).name for name in list_profile_names()] == list(list_profile_names())
+    assert [load_config(name).name for name in list_config_names()] == list(list_config_names())
 
 
 def test_the_h20_profile_has_the_parameters_of_the_specification() -> None:
@@ -55,7 +55,9 @@ def test_the_h20_profile_has_the_parameters_of_the_specification() -> None:
 
 
 def test_every_cuda_profile_states_its_cold_start_and_waits_more_than_twice_as_long_for_an_engine() -> None:
-    launches = {name: load_profile(name).launch for name in profile_names() if load_profile(name).engine.kind == "cuda"}
+    launches = {
+        name: load_profile(name).launch for name in list_profile_names() if load_profile(name).engine.kind == "cuda"
+    }
     assert len(launches) >= 3
     for name, launch in launches.items():
         assert isinstance(launch.cold_start_s, float), name
@@ -116,33 +118,33 @@ def test_the_tables_of_an_experiment_are_carried_through(tmp_path: Path) -> None
 
 def test_a_config_changes_with_the_kind_of_engine() -> None:
     mooncake = load_config("mooncake_both")
-    assert mooncake.kv_transfer_on("cuda") == {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
-    assert mooncake.kv_transfer_on("cpu") == {
+    assert mooncake.merge_kv_transfer("cuda") == {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    assert mooncake.merge_kv_transfer("cpu") == {
         "kv_connector": "MooncakeConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
     }
     assert (mooncake.requires_on("cuda"), mooncake.requires_on("cpu")) == (("mooncake",), ("mooncake", "patches"))
     plain = load_config("plain")
-    assert plain.kv_transfer_on("cpu") is None
+    assert plain.merge_kv_transfer("cpu") is None
     assert plain.connectors == ()
 
 
-WITH_MOONCAKE = [config for config in map(load_config, config_names()) if "mooncake" in config.requires_on("cuda")]
+WITH_MOONCAKE = [config for config in map(load_config, list_config_names()) if "mooncake" in config.requires_on("cuda")]
 
 
 def test_mooncake_lets_the_blocks_of_long_prompts_wait_for_one_peer() -> None:
     """By its own limit of 1024 two prompts of 4500 tokens that are handed over together fail."""
     assert len(WITH_MOONCAKE) == 4
     for config in WITH_MOONCAKE:
-        assert config.env_on("cpu")["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
-        assert config.env_on("cuda")["MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"] == "65535"
+        assert config.merge_env("cpu")["MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER"] == "65535"
+        assert config.merge_env("cuda")["MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER"] == "65535"
 
 
 def test_mooncake_gives_a_write_as_long_as_the_router_gives_a_transfer() -> None:
     """specs/load_floor, Q1.C: by its own limit a write ends after 30 s, whatever the router allows."""
     limits = {
-        config.env_on(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in WITH_MOONCAKE for kind in ("cpu", "cuda")
+        config.merge_env(kind).get("MC_TRANSFER_TIMEOUT", "30") for config in WITH_MOONCAKE for kind in ("cpu", "cuda")
     }
     assert {float(limit) for limit in limits} == {TransferRules().timeout_s}
 

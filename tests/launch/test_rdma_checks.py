@@ -100,17 +100,17 @@ def test_they_count_in_the_environment_and_in_the_profile(
 ) -> None:
     host.add_adapter("mlx5_0", ACTIVE)
 
-    def state_of(profile: Profile) -> str:
+    def find_state(profile: Profile) -> str:
         rows = examine(profile, {}, before_install=True).rows
         return {row.what: row for row in rows}["RDMA"].state
 
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
     profile = load_profile("h200-qwen3-0.6b-dummy")
-    assert state_of(profile) == MISSING
+    assert find_state(profile) == MISSING
     monkeypatch.setenv(name, "0")
-    assert state_of(profile) == WARN
+    assert find_state(profile) == WARN
     monkeypatch.delenv(name)
     path = tmp_path / "mine.toml"
     text = Path(rdma_checks.__file__).with_name("profiles").joinpath("h200-qwen3-0.6b-dummy.toml").read_text()
     path.write_text(text.replace('HF_HUB_OFFLINE = "1"', f'HF_HUB_OFFLINE = "1"\n{name} = "0"'))
-    assert state_of(load_profile(str(path))) == WARN
+    assert find_state(load_profile(str(path))) == WARN

@@ -22,7 +22,7 @@ import pytest
 
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
-from launch.instance import Instance, http_client
+from launch.instance import Instance, make_http_client
 from launch.local import LocalBackend
 from launch.preflight import verify
 from launch.profile import load_config, load_profile
@@ -133,7 +133,7 @@ async def test_what_stops_the_processes_of_a_serving_engine_is_named(
 
 async def stop_an_engine(instance: Instance, number: signal.Signals, executor: str) -> None:
     await instance.wait_ready(START_S)
-    async with http_client(instance.url) as client:
+    async with make_http_client(instance.url) as client:
         body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
         answer = await client.post("/v1/completions", json=body, timeout=START_S)
     assert answer.status_code == 200

@@ -13,7 +13,7 @@ from launch.environment import Engine, find_engine
 from launch.instance import Instance
 from launch.local import LocalBackend
 from launch.preflight import GateResult, verify
-from launch.profile import ConnectorConfig, config_names, load_config, load_profile
+from launch.profile import ConnectorConfig, list_config_names, load_config, load_profile
 from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.launch.listening import open_beyond_loopback
@@ -64,9 +64,9 @@ async def test_every_config_proves_its_connector_and_mooncake_alone_listens_for_
 ) -> None:
     """docs/security.md, "What listens where", is about the ports."""
     engine = find_engine("cpu")
-    verifications = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
+    verifications = [await verified(backend, engine, load_config(name), tmp_path) for name in list_config_names()]
     results = [result for result, _, _ in verifications]
-    assert {result.config: result.reason for result in results} == dict.fromkeys(config_names(), "")
+    assert {result.config: result.reason for result in results} == dict.fromkeys(list_config_names(), "")
     proofs = {result.config: [c.detail for c in result.checks if c.name.startswith("proof")] for result in results}
     for name in ("mooncake_both", "multi_mooncake_lmcache", "lmcache_only"):
         assert any(" of 4096 tokens " in detail for detail in proofs[name]), name

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.redaction import REDACTED, inherited_env, redact, redact_arguments, redact_settings, redact_text
+from launch.redaction import REDACTED, redact, redact_arguments, redact_settings, redact_text, select_inherited_env
 
 names = st.text(st.characters(codec="ascii", categories=("Lu", "Ll", "Nd")), max_size=8)
 secret_words = st.sampled_from(["TOKEN", "api_key", "Secret", "PASSWORD", "credential", "AUTH", "Cookie"])
@@ -116,4 +116,4 @@ def test_of_a_configs_settings_only_secrets_are_hidden() -> None:
 @pytest.mark.parametrize("name", ["REDIS_PASS", "MY_JWT", "API_BEARER", "TRACON_ADMIN_TOKEN"])
 def test_a_secret_by_its_name_is_shown_to_nobody(name: str) -> None:
     assert redact({name: "x"}) == {name: REDACTED}
-    assert inherited_env({name: "x"}) == {}
+    assert select_inherited_env({name: "x"}) == {}

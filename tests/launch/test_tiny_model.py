@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from launch.environment import find_engine
-from launch.tiny_model import MAX_POSITION, SPECIAL_TOKENS, TEXT_TOKENS, VOCAB_SIZE, byte_alphabet, write_tiny_model
+from launch.tiny_model import (
+    MAX_POSITION,
+    SPECIAL_TOKENS,
+    TEXT_TOKENS,
+    VOCAB_SIZE,
+    make_byte_alphabet,
+    write_tiny_model,
+)
 
 
 def read(path: Path) -> dict[str, object]:
@@ -35,11 +42,11 @@ def test_a_changed_file_is_put_right(tmp_path: Path) -> None:
 
 
 def test_every_byte_has_one_token_and_the_specials_follow(tmp_path: Path) -> None:
-    assert len(set(byte_alphabet())) == TEXT_TOKENS
+    assert len(set(make_byte_alphabet())) == TEXT_TOKENS
     tokenizer = json.loads((write_tiny_model(tmp_path) / "tokenizer.json").read_text())
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(TEXT_TOKENS + len(SPECIAL_TOKENS)))
-    assert vocabulary["a"] == byte_alphabet().index("a")
+    assert vocabulary["a"] == make_byte_alphabet().index("a")
     assert [vocabulary[token] for token in SPECIAL_TOKENS] == [256, 257, 258]
     assert max(vocabulary.values()) < VOCAB_SIZE
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.profile import config_names, load_config
-from launch.transfer_request import TransferRefused, Transferring, check_request, transferring
+from launch.profile import list_config_names, load_config
+from launch.transfer_request import TransferRefused, Transferring, check_request, find_transferring
 
 PREFILL: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "t"}
 DECODE: dict[str, Any] = {
@@ -77,7 +77,7 @@ def test_a_request_with_a_field_missing_or_void_is_refused(
 
 
 def test_the_connector_that_moves_kv_is_found_inside_a_multi_connector() -> None:
-    found = {name: transferring(load_config(name), "cpu") for name in config_names()}
+    found = {name: find_transferring(load_config(name), "cpu") for name in list_config_names()}
     assert found["multi_mooncake_lmcache"] == Transferring("MooncakeConnector", "kv_both")
     assert found["mooncake_producer"] == Transferring("MooncakeConnector", "kv_producer")
     assert found["nixl_both"] == Transferring("NixlConnector", "kv_both")

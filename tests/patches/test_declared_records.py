@@ -9,7 +9,7 @@ from patches import hooks, ring, transfer_log
 from patches.hooks import HookCheck
 from patches.transfer_log import Report, TransferLog
 from results.records import rings
-from results.records.declaration import fields_of
+from results.records.declaration import list_record_fields
 from results.records.layout import TRANSFER_LOGS
 from results.records.schemas import STEP_COLUMNS
 from results.records.transfer_log import ProbeEvent, ProbeStatus
@@ -38,12 +38,12 @@ def test_the_columns_of_both_rings_are_the_fields_of_a_step() -> None:
 
 def test_every_key_of_a_transfer_line_is_a_field_of_an_event() -> None:
     written = {key for name in OF_PROBES for key in keys_of_lines(PATCHES / name)}
-    assert written | {"event"} == {one.name for one in fields_of(ProbeEvent)}
+    assert written | {"event"} == {one.name for one in list_record_fields(ProbeEvent)}
 
 
 def test_every_key_of_a_status_is_a_field_of_it() -> None:
     report = Report(TransferLog("/nowhere"), "engine", ("promoted",), HookCheck("0.0", {}))
-    assert set(report.status()) - {"event"} == {one.name for one in fields_of(ProbeStatus)}
+    assert set(report.status()) - {"event"} == {one.name for one in list_record_fields(ProbeStatus)}
 
 
 def test_the_log_has_the_name_that_readers_look_for() -> None:

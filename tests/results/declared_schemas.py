@@ -12,8 +12,8 @@ from typing import Any, get_origin
 
 import msgspec
 
-from results.documents import json_schemas, list_declared
-from results.records.declaration import Declared, Upgrade, fields_of
+from results.documents import list_declared, make_json_schemas
+from results.records.declaration import Declared, Upgrade, list_record_fields
 from results.records.lifecycle_cells import MeasuredCell, upgrade_cell_from_1, upgrade_cell_from_2
 from results.records.router_spec import RouterSpec, upgrade_router_spec_from_1
 from results.records.routing_cells import RoutingConfig, upgrade_config_from_1
@@ -22,7 +22,7 @@ from results.records.turns import CELL_UPGRADES, RoutingCell
 
 Schema = Mapping[str, Any]
 TABLES = (".csv", ".tsv")
-DOCUMENT = json_schemas()
+DOCUMENT = make_json_schemas()
 RECORDS: Mapping[str, Schema] = DOCUMENT["$defs"]
 ANNOTATIONS = {"$comment", "title", "description", "default"}
 CHECKED = {
@@ -143,11 +143,11 @@ def upgrade_value(value: Any, record: type) -> Any:  # noqa: ANN401  # a JSON va
 
 def find_faults_of_header(header: Sequence[str], record: type) -> Iterator[str]:
     """Columns that the record does not declare, and fields without a column; a mapping may have any column."""
-    fields = fields_of(record)
+    fields = list_record_fields(record)
     open_ended = [one for one in fields if get_origin(one.kind) is not None]
     nested = [one for one in fields if is_dataclass(one.kind)]
     plain = {one.name: one.required for one in fields if one not in open_ended and one not in nested}
-    declared = {*plain, *(inner.name for one in nested for inner in fields_of(one.kind))}
+    declared = {*plain, *(inner.name for one in nested for inner in list_record_fields(one.kind))}
     if not open_ended:
         yield from (f"{name} is not declared" for name in header if name not in declared)
     yield from (f"there is no column {name}" for name, required in plain.items() if required and name not in header)

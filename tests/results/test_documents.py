@@ -16,15 +16,15 @@ import pytest
 from results.capacity.documents import CapacityManifestRow
 from results.capacity.search import Search, Size
 from results.capacity.write import build_aggregate, build_verdicts
-from results.documents import json_schemas_text, list_declared, records_page
+from results.documents import format_json_schemas, list_declared, make_records_page
 from results.records.decisions import DecisionRecord, Gate
-from results.records.declaration import fields_of
+from results.records.declaration import list_record_fields
 from results.records.instance_events import InstanceEvent
 from results.records.load_specs import LoadSpec, ReplaySpec
 from results.records.router_spec import InstanceSpec, KvEndpoint, Prewarm, RouterSpec
 from results.records.simulation_spec import EngineModel, Link, SimulationSpec, StepTime
 from results.records.trace_lines import TraceLine
-from results.registry import all_results
+from results.registry import list_all_results
 from state.events import KINDS
 from tests.goldens.fixture import ARCHIVE, HERE, STATE, unpack
 from tests.results.capacity.test_report import HOLDS, MISSES, analysis, policy
@@ -118,7 +118,7 @@ def test_a_schema_refuses_what_the_reader_of_traces_refuses(line: dict[str, Any]
 
 @pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
 def test_a_schema_states_what_its_declaration_states(record: type) -> None:
-    schema, fields = RECORDS[record.__name__], fields_of(record)
+    schema, fields = RECORDS[record.__name__], list_record_fields(record)
     properties = schema["properties"]
     assert set(properties) == {one.name for one in fields}
     assert set(schema["required"]) == {one.name for one in fields if one.required}
@@ -129,13 +129,13 @@ def test_a_schema_states_what_its_declaration_states(record: type) -> None:
 
 @pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
 def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
-    lacking = [one.name for one in fields_of(record) if not one.sentence]
+    lacking = [one.name for one in list_record_fields(record) if not one.sentence]
     assert lacking == []
 
 
 @pytest.mark.parametrize(
     ("name", "make", "option"),
-    [("records.md", records_page, ""), ("records.schema.json", json_schemas_text, "--json-schema ")],
+    [("records.md", make_records_page, ""), ("records.schema.json", format_json_schemas, "--json-schema ")],
 )
 def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
     name: str, make: Callable[[], str], option: str
@@ -146,7 +146,7 @@ def test_the_page_and_the_schemas_of_records_are_made_from_the_declarations(
 
 def test_every_row_of_the_page_has_the_columns_of_its_table() -> None:
     """A field's type has pipes of its own, as `Mapping[str, float | None]`."""
-    rows = [line for line in records_page().splitlines() if line.startswith("| `")]
+    rows = [line for line in make_records_page().splitlines() if line.startswith("| `")]
     wrong = [row for row in rows if len(re.split(r"(?<!\\)\|", row)) - 2 not in (2, 4)]
     assert wrong == []
 
@@ -159,7 +159,7 @@ def test_every_record_has_a_name_of_its_own_and_declares_what_it_holds() -> None
 
 
 def test_every_experiment_declares_its_documents() -> None:
-    for results in all_results():
+    for results in list_all_results():
         files = {where for one in results.declared() for where in one.where}
         assert {"aggregate.json", "aggregate.csv", "verdicts.json"} <= files, results.name
 
@@ -172,7 +172,7 @@ def test_the_documents_of_a_search_satisfy_their_schemas() -> None:
 
 
 def test_a_table_that_is_not_as_declared_is_seen() -> None:
-    columns = [one.name for one in fields_of(CapacityManifestRow)]
+    columns = [one.name for one in list_record_fields(CapacityManifestRow)]
     assert list(find_faults_of_header(columns, CapacityManifestRow)) == []
     assert list(find_faults_of_header([*columns[1:], "more"], CapacityManifestRow)) == [
         "more is not declared",

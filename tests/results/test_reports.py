@@ -17,9 +17,9 @@ from rich.console import Console
 
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
-from results.registry import results_named
+from results.registry import find_results
 from results.report.content import ReportText
-from results.report.document import render_markdown, rich_tables
+from results.report.document import make_rich_tables, render_markdown
 from tests.results.connector_tax import synthetic as tax_runs
 from tests.results.pd_lifecycle import synthetic as lifecycle_runs
 from tests.results.routing import synthetic as routing_runs
@@ -84,7 +84,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("runs") / f"20260131-120000-{request.param}-cpu-tiny"
     expected = EXPERIMENTS[request.param]
     expected.write_raw(root)
-    results = results_named(request.param)
+    results = find_results(request.param)
     analysis = results.write(root)
     return Written(request.param, root, analysis, results.report(analysis), expected)
 
@@ -137,7 +137,7 @@ def test_every_form_of_the_report_has_every_table_figure_and_limit(written: Writ
     markdown, page = (written.root / "report.md").read_text(), (written.root / "report.html").read_text()
     console = Console(width=250, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
-        console.print(rich_tables(written.text))
+        console.print(make_rich_tables(written.text))
     for table in written.text.tables:
         assert f"\n### {table.title}\n" in markdown
         assert f"<h3>{escape(table.title)}</h3>" in page
@@ -145,7 +145,7 @@ def test_every_form_of_the_report_has_every_table_figure_and_limit(written: Writ
     for limit in written.text.limits:
         assert f"- {limit}\n" in markdown
         assert escape(limit) in page.replace("<code>", "`").replace("</code>", "`")
-    shown = [one for one in results_named(written.experiment).page(written.analysis).figures if one]  # type: ignore[misc]
+    shown = [one for one in find_results(written.experiment).page(written.analysis).figures if one]  # type: ignore[misc]
     assert page.count("data:image/svg+xml;base64,") == len(written.expected.drawn) + len(shown)
     assert page.count("Not drawn: ") == markdown.count("not drawn: ") == len(written.expected.missing)
     for label in written.expected.drawn:
@@ -156,7 +156,7 @@ def test_every_form_of_the_report_has_every_table_figure_and_limit(written: Writ
 def test_the_terminal_shows_the_report_within_its_width(written: Written, width: int) -> None:
     console = Console(width=width, file=None, no_color=True)
     with console.capture() as capture:
-        console.print(rich_tables(written.text))
+        console.print(make_rich_tables(written.text))
     assert max(len(line) for line in capture.get().splitlines()) <= width
 
 
@@ -175,14 +175,14 @@ def test_every_markdown_table_is_as_wide_as_its_header(written: Written) -> None
 def test_a_second_analysis_writes_the_same_bytes(written: Written) -> None:
     first = {path: path.read_bytes() for path in written.root.rglob("*") if path.is_file()}
     assert {"aggregate.csv", "aggregate.parquet", "verdicts.json", "MANIFEST.tsv"} <= {path.name for path in first}
-    results_named(written.experiment).write(written.root)
+    find_results(written.experiment).write(written.root)
     assert {path: path.read_bytes() for path in written.root.rglob("*") if path.is_file()} == first
 
 
 def test_what_the_host_did_is_the_first_limit(written: Written) -> None:
     note = "The host was disturbed."
     disturbed = replace(written.analysis, facts=replace(written.analysis.facts, host_notes=(note,)))
-    report = results_named(written.experiment).report
+    report = find_results(written.experiment).report
     assert report(disturbed).limits == (note, *written.text.limits)
     assert "Profile cpu-tiny (demo), on a CPU build of the engine" in written.text.opening
     assert any("CPU build" in limit and "GPU" in limit for limit in written.text.limits)
@@ -190,7 +190,7 @@ def test_what_the_host_did_is_the_first_limit(written: Written) -> None:
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_run_without_anything_lists_every_figure_with_a_reason(experiment: str, tmp_path: Path) -> None:
-    results, expected = results_named(experiment), EXPERIMENTS[experiment]
+    results, expected = find_results(experiment), EXPERIMENTS[experiment]
     results.write(tmp_path)
     assert (tmp_path / "report.html").read_text().count("Not drawn") == len(expected.drawn | expected.missing)
     assert (tmp_path / "report.md").is_file()

@@ -15,15 +15,15 @@ import pytest
 
 from launch.errors import LaunchError
 from launch.instance import Instance
-from launch.profile import config_names
+from launch.profile import list_config_names
 from results.records.layout import write_atomic
 from runners import standalone_engine
 from runners.errors import RunnerError
-from state.process_identity import this_process
+from state.process_identity import identify_this_process
 from tests.fake_gpus import FakeGpu, make_host
 
 
-@pytest.mark.parametrize("config", config_names())
+@pytest.mark.parametrize("config", list_config_names())
 def test_the_patches_of_a_cpu_engine_are_in_use_until_it_ends(
     config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_signal_ends_an_engine_that_is_not_ready_yet() -> None:
 
 
 def test_a_stepped_clock_does_not_take_an_engine_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    me, boot_time = this_process(), psutil._pslinux.boot_time
+    me, boot_time = identify_this_process(), psutil._pslinux.boot_time
     facts = {"name": "mine", "config": "plain", "profile": "cpu-tiny", "model": "m", "url": "u", "state": "ready"}
     started = {**facts, "holder_pid": me.pid, "holder_start": me.process_start}
     ticks = {"holder_ticks": me.start_ticks, "holder_boot_id": me.boot_id}

@@ -13,19 +13,19 @@ from results.records.events import (
     InstanceState,
     Noted,
 )
-from state.events import KINDS, Recorded, Unknown, decode, encode, wire_kind
-from state.feed_lines import feed_line
+from state.events import KINDS, Recorded, Unknown, decode, encode, name_wire_kind
+from state.feed_lines import make_feed_line
 from tests.state.strategies import any_event
 
 
 @given(any_event)
 def test_every_event_comes_back_from_the_wire_as_it_went(event: Event) -> None:
-    assert decode(wire_kind(event), encode(event)) == event
+    assert decode(name_wire_kind(event), encode(event)) == event
 
 
 @given(any_event)
 def test_every_event_can_be_told_in_one_line(event: Event) -> None:
-    line = feed_line(Recorded(1, 5.0, 0, event))
+    line = make_feed_line(Recorded(1, 5.0, 0, event))
     assert line.t_unix_s == 5.0
     assert isinstance(line.text, str)
     if not isinstance(event, Noted):
@@ -36,7 +36,7 @@ def test_every_event_can_be_told_in_one_line(event: Event) -> None:
 def test_a_finished_cell_is_told_with_its_first_numbers_as_people_read_them() -> None:
     summary = {"ttft_p50_s": 0.0072, "ttft_p90_s": 0.00882, "ttft_p90_low_s": 0.0085, "ttft_p90_high_s": 0.0093,
                "tpot_p50_s": None, "tpot_p90_s": 0.0031, "completed": 96, "dropped": 0}  # fmt: skip
-    line = feed_line(Recorded(1, 5.0, 0, CellChanged("a", CellState.DONE, 1, summary=summary)))
+    line = make_feed_line(Recorded(1, 5.0, 0, CellChanged("a", CellState.DONE, 1, summary=summary)))
     assert line.text == "done: TTFT p50 7.20 ms, TTFT p90 8.82 ms [8.50, 9.30], TPOT p90 3.10 ms, completed 96"
 
 
@@ -47,7 +47,7 @@ def test_each_kind_has_a_wire_name_of_its_own() -> None:
 def test_an_event_of_a_newer_version_is_kept() -> None:
     event = decode("of_tomorrow", b'{"depth": 3}')
     assert event == Unknown("of_tomorrow", {"depth": 3})
-    assert decode(wire_kind(event), encode(event)) == event
+    assert decode(name_wire_kind(event), encode(event)) == event
 
 
 def test_a_field_of_a_newer_version_is_passed_over() -> None:

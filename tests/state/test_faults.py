@@ -64,8 +64,8 @@ def in_child(work: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - 
 def _append_for_ever(folder: Path, answers: Connection) -> None:
     """Pairs of notes, cell attempts and instances, as fast as it goes; each pair is one transaction."""
     with RunStore.open(folder) as store:
-        attempt = store.cell_rows()[0].attempt
-        if store.cell_rows()[0].state is CellState.RUNNING:
+        attempt = store.list_cell_rows()[0].attempt
+        if store.list_cell_rows()[0].state is CellState.RUNNING:
             store.append(CellChanged(CELL, CellState.PENDING, attempt, "interrupted"))
         for number in itertools.count():
             name = f"plain-{os.getpid()}-{number}"

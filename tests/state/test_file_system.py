@@ -8,7 +8,7 @@ import pytest
 
 import state.file_system
 from state.errors import StoreUnusable
-from state.file_system import file_system_of
+from state.file_system import find_file_system
 from state.lease import acquire
 from state.store import RunStore
 from tests.state.plans import a_run
@@ -30,12 +30,12 @@ def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_innermost_mount_counts(mounts: Path) -> None:
-    assert file_system_of(Path("/var/lib")) == "overlay"
-    assert file_system_of(Path("/home/me/runs/new")) == "nfs4"
-    assert file_system_of(Path("/home/me/local disk/runs")) == "ext4"
-    assert file_system_of(Path("/mnt/tab\tand\\/runs")) == "9p"
+    assert find_file_system(Path("/var/lib")) == "overlay"
+    assert find_file_system(Path("/home/me/runs/new")) == "nfs4"
+    assert find_file_system(Path("/home/me/local disk/runs")) == "ext4"
+    assert find_file_system(Path("/mnt/tab\tand\\/runs")) == "9p"
     mounts.unlink()
-    assert file_system_of(Path("/home")) == ""
+    assert find_file_system(Path("/home")) == ""
 
 
 @pytest.mark.parametrize("kind", ["nfs", "wekafs", "fuse.blobfuse2"])

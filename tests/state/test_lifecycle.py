@@ -13,12 +13,12 @@ from state.lifecycle import (
     MAX_REQUESTS,
     LifecycleCounts,
     LifecycleView,
-    lifecycle_after,
-    lifecycle_json,
+    find_worst_residual,
+    fold_request_into_lifecycle,
     list_bandwidths,
     list_counted,
     list_overheads,
-    worst_residual,
+    make_lifecycle_json,
 )
 from tests.state.moves import OTHER, STORY, request
 from tests.state.plans import folded
@@ -85,19 +85,19 @@ def test_bandwidth_is_told_per_number_of_bytes_moved() -> None:
 
 
 def test_the_worst_residual_is_that_of_a_request_that_counts() -> None:
-    assert worst_residual(lifecycle(request(1, residual_share=None))) is None
+    assert find_worst_residual(lifecycle(request(1, residual_share=None))) is None
     mixed = (
         request(1, residual_share=0.01),
         request(2, residual_share=0.03),
         request(3, residual_share=0.9, warmup=True),
     )
-    assert worst_residual(lifecycle(*mixed)) == 0.03
+    assert find_worst_residual(lifecycle(*mixed)) == 0.03
 
 
 def test_the_past_is_bounded_and_the_counts_are_not() -> None:
     view: LifecycleView | None = None
     for number in range(MAX_REQUESTS + 7):
-        view = lifecycle_after(view, request(number), float(number), 1)
+        view = fold_request_into_lifecycle(view, request(number), float(number), 1)
     assert view is not None
     assert len(view.requests) == MAX_REQUESTS
     assert view.requests[0].event.repetition == 7
@@ -123,4 +123,4 @@ def test_every_request_is_counted_once_and_all_of_it_can_be_printed(events: list
     assert counts.counted + counts.warmups + counts.discarded == len(events)
     assert len(list(list_counted(view))) == counts.counted
     assert all(each.low_gbps <= each.median_gbps <= each.high_gbps for each in list_bandwidths(view))
-    assert json.loads(json.dumps(lifecycle_json(view), allow_nan=False))
+    assert json.loads(json.dumps(make_lifecycle_json(view), allow_nan=False))

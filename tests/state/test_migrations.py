@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from results.records.events import CellChanged, CellState, Event, MigrationChanged
 from state.bindings import MAX_LIVES, MAX_STAYS
 from state.events import decode, encode
-from state.migrations import MAX_MIGRATIONS, MAX_REFUSALS, PHASES, QUIET_S, MigrationsView, migrations_json
+from state.migrations import MAX_MIGRATIONS, MAX_REFUSALS, PHASES, QUIET_S, MigrationsView, make_migrations_json
 from state.model import RunView
-from state.view import new_feed_lines
+from state.view import list_new_feed_lines
 from tests.state.moves import CELL, OTHER, STORY, second, step
 from tests.state.plans import folded
 
@@ -153,7 +153,7 @@ def test_no_story_is_counted_twice_or_lost(story: list[tuple[str, int, float]]) 
     assert {phase: counts.of(phase) for phase in PHASES if counts.of(phase)} == Counter(p for p, _, _ in story)
     assert {row.migration for row in view.rows} == {event.migration for event in events}
     assert all((row.phase == "started") == (row.ended_unix_s is None) for row in view.rows if row.phase != "refused")
-    assert json.loads(json.dumps(migrations_json(view), allow_nan=False))
+    assert json.loads(json.dumps(make_migrations_json(view), allow_nan=False))
 
 
 # -- where sessions lived -------------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ def test_a_pick_without_a_session_or_a_place_belongs_to_nobody() -> None:
 
 def test_what_was_told_between_two_views_is_what_the_events_between_say() -> None:
     before, after = folded(*STORY[:9]), folded(*STORY)
-    assert new_feed_lines(before, before) == ()
-    new = new_feed_lines(before, after)
+    assert list_new_feed_lines(before, before) == ()
+    new = list_new_feed_lines(before, after)
     assert [line.text for line in new] == [line.text for line in after.feed[len(before.feed) :]]
 
 

@@ -23,8 +23,8 @@ from state.routing import (
     LoadSample,
     RoutingView,
     find_alarms,
-    routing_after,
-    routing_json,
+    fold_sample_into_routing,
+    make_routing_json,
 )
 from state.store import RunStore
 from tests.state.plans import CELLS, folded
@@ -200,7 +200,7 @@ def test_decisions_that_are_told_twice_are_kept_once_and_in_their_order() -> Non
 def test_the_past_is_bounded() -> None:
     routing = None
     for second in range(ROUTING_SAMPLES + 20):
-        routing = routing_after(routing, sampled(FIRST, line(second)), float(second), 1)
+        routing = fold_sample_into_routing(routing, sampled(FIRST, line(second)), float(second), 1)
     assert routing is not None
     assert (len(routing.history), len(routing.lines)) == (ROUTING_SAMPLES, ROUTED_LINES)
     assert (routing.history[0][0], routing.lines[-1]) == (20.0, line(ROUTING_SAMPLES + 19))
@@ -275,7 +275,7 @@ def test_what_began_ends_at_most_once(story: list[tuple[RoutedLoad, ...]]) -> No
 
 def test_the_router_as_json() -> None:
     instances = load("a", picks=1), load("b", 0, 0, picks=0, available=False)
-    shown_json = routing_json(routed(sampled(FIRST, line(1), instances=instances)))
+    shown_json = make_routing_json(routed(sampled(FIRST, line(1), instances=instances)))
     assert shown_json == json.loads(json.dumps(shown_json))
     assert shown_json == {
         "t_unix_s": 101.0,

@@ -101,7 +101,7 @@ def test_a_run_begins_with_its_plan(store: RunStore) -> None:
     assert first.seq == 1
     assert isinstance(first.event, RunPlanned)
     assert first.event.plan == a_plan() == store.plan
-    assert [cell.cell for cell in store.cell_rows()] == [cell.cell for cell in CELLS]
+    assert [cell.cell for cell in store.list_cell_rows()] == [cell.cell for cell in CELLS]
 
 
 def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:

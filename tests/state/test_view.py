@@ -28,7 +28,7 @@ from results.records.events import (
 from state.events import Recorded, Unknown, decode
 from state.model import EMPTY, RunView
 from state.status import to_json
-from state.view import FEED_LINES, HISTORY_SAMPLES, elapsed_s, eta_s, fold, progress
+from state.view import FEED_LINES, HISTORY_SAMPLES, compute_elapsed_s, estimate_eta_s, fold, progress
 from tests.state.plans import CELLS, a_plan, folded
 from tests.state.strategies import any_event, run_events
 
@@ -149,7 +149,7 @@ def test_pausing_shows_from_the_request_until_the_run_rests() -> None:
 
 def test_time_counts_only_while_someone_runs_the_run() -> None:
     ran_10 = folded(RunChanged(RunState.RUNNING), RunChanged(RunState.PAUSED), start_s=0, step_s=10)
-    assert elapsed_s(ran_10, 1_000.0) == 10.0
+    assert compute_elapsed_s(ran_10, 1_000.0) == 10.0
     again = folded(
         RunChanged(RunState.RUNNING),  # 10 s
         RunChanged(RunState.PAUSED),  # 20 s
@@ -157,7 +157,7 @@ def test_time_counts_only_while_someone_runs_the_run() -> None:
         start_s=0,
         step_s=10,
     )
-    assert elapsed_s(again, 31.0) == 11.0
+    assert compute_elapsed_s(again, 31.0) == 11.0
     taken = RunTaken(2, "host", 1, "host", last_heartbeat_unix_s=13.0)
     after_death = folded(
         RunChanged(RunState.RUNNING, pid=1),  # 10 s; dead after 13 s
@@ -166,7 +166,7 @@ def test_time_counts_only_while_someone_runs_the_run() -> None:
         start_s=0,
         step_s=10,
     )
-    assert elapsed_s(after_death, 32.0) == 5.0
+    assert compute_elapsed_s(after_death, 32.0) == 5.0
 
 
 def test_a_takeover_without_a_word_goes_on_from_the_last_event() -> None:
@@ -177,7 +177,7 @@ def test_a_takeover_without_a_word_goes_on_from_the_last_event() -> None:
         start_s=0,
         step_s=10,
     )
-    assert elapsed_s(view, 31.0) == 11.0
+    assert compute_elapsed_s(view, 31.0) == 11.0
 
 
 def test_progress_weighs_cells_by_their_estimate() -> None:
@@ -195,7 +195,7 @@ def test_progress_weighs_cells_by_their_estimate() -> None:
 
 
 def test_before_anything_ran_the_plan_is_the_forecast() -> None:
-    assert eta_s(folded(), 500.0) == pytest.approx(a_plan().estimated_s)
+    assert estimate_eta_s(folded(), 500.0) == pytest.approx(a_plan().estimated_s)
 
 
 def test_cells_that_take_twice_their_estimate_double_the_forecast_of_their_kind_alone() -> None:
@@ -209,7 +209,7 @@ def test_cells_that_take_twice_their_estimate_double_the_forecast_of_their_kind_
     between_s = 20.0  # the run ran 20 s before its first cell
     checks = sum(cell.estimated_s for cell in CELLS[1:] if cell.kind == CELLS[0].kind)
     loads = sum(cell.estimated_s for cell in CELLS if cell.kind == "load")
-    assert eta_s(view, 60.0) == pytest.approx(2 * checks + loads + 5 * between_s)
+    assert estimate_eta_s(view, 60.0) == pytest.approx(2 * checks + loads + 5 * between_s)
 
 
 def test_kinds_of_cells_are_scaled_by_their_own_kind() -> None:
@@ -222,12 +222,12 @@ def test_kinds_of_cells_are_scaled_by_their_own_kind() -> None:
         CellChanged(first_load, CellState.DONE, 1),  # 1 s for an estimate of 30
     )
     between_s = (5 - 1 - 2) / 2
-    assert eta_s(view, view.last_t_unix_s) == pytest.approx(10 * 0.1 + 90 / 30 + 4 * between_s)
+    assert estimate_eta_s(view, view.last_t_unix_s) == pytest.approx(10 * 0.1 + 90 / 30 + 4 * between_s)
 
 
 def test_the_forecast_shrinks_while_a_cell_runs_and_never_goes_below_the_rest() -> None:
     view = folded(RunChanged(RunState.RUNNING), CellChanged(FIRST, CellState.RUNNING, 1), step_s=0.0)
-    forecasts = [eta_s(view, 100.0 + passed) or 0.0 for passed in range(0, 60, 5)]
+    forecasts = [estimate_eta_s(view, 100.0 + passed) or 0.0 for passed in range(0, 60, 5)]
     assert forecasts == sorted(forecasts, reverse=True)
     assert forecasts[0] == pytest.approx(140.0)
     assert forecasts[-1] == pytest.approx(130.0)
@@ -246,7 +246,7 @@ def test_the_first_cell_of_a_pace_is_the_forecast_of_the_others() -> None:
     loads = [cell.estimated_s for cell in CELLS if cell.kind == "load"]
     others = sum(cell.estimated_s for cell in CELLS) - sum(loads)
     scale = 4 * 60.0 / loads[0]  # 60 s were a quarter of it
-    assert eta_s(view, begun_s + 60.0) == pytest.approx(scale * (sum(loads) + others - 0.25 * loads[0]))
+    assert estimate_eta_s(view, begun_s + 60.0) == pytest.approx(scale * (sum(loads) + others - 0.25 * loads[0]))
 
 
 def test_a_cell_that_has_just_begun_moves_the_forecast_of_a_pace_little() -> None:
@@ -259,9 +259,9 @@ def test_a_cell_that_has_just_begun_moves_the_forecast_of_a_pace_little() -> Non
         CellChanged(second.cell, CellState.RUNNING, 1),
     )
     before, begun = folded(*done, step_s=60.0), folded(*done, CellProgressed(second.cell, 0.001), step_s=60.0)
-    forecast_s = eta_s(before, before.last_t_unix_s + 1.0)
+    forecast_s = estimate_eta_s(before, before.last_t_unix_s + 1.0)
     assert forecast_s is not None
-    assert eta_s(begun, before.last_t_unix_s + 1.0) == pytest.approx(forecast_s, rel=0.1)
+    assert estimate_eta_s(begun, before.last_t_unix_s + 1.0) == pytest.approx(forecast_s, rel=0.1)
 
 
 def test_cells_that_end_ahead_of_their_turn_share_the_time_of_the_cell_that_runs() -> None:
@@ -276,7 +276,7 @@ def test_cells_that_end_ahead_of_their_turn_share_the_time_of_the_cell_that_runs
         step_s=10.0,
     )
     scale = (30 + 10) / (0.5 * 30 + 30)  # seconds of both cells, for the half of the first and all of the second
-    assert eta_s(view, view.last_t_unix_s) == pytest.approx(scale * (0.5 * 30 + 2 * 30) + 2 * 10)
+    assert estimate_eta_s(view, view.last_t_unix_s) == pytest.approx(scale * (0.5 * 30 + 2 * 30) + 2 * 10)
 
 
 @pytest.mark.parametrize(("fraction", "left_s"), [(0.0, 100.0), (0.25, 104.0)])
@@ -292,7 +292,7 @@ def test_the_forecast_is_not_zero_while_others_end_at_once(fraction: float, left
     at_s = view.last_t_unix_s + 0.001
     for number, state in enumerate((CellState.RUNNING, CellState.DONE), view.last_seq + 1):
         view = fold(view, Recorded(number, at_s, 0, CellChanged(second, state, 1)))
-    assert eta_s(view, at_s) == pytest.approx(left_s, abs=0.1)
+    assert estimate_eta_s(view, at_s) == pytest.approx(left_s, abs=0.1)
 
 
 @pytest.mark.parametrize("state", [CellState.FAILED, CellState.SKIPPED, CellState.PENDING])
@@ -308,7 +308,7 @@ def test_the_time_of_an_attempt_that_was_not_done_counts_for_those_that_ended_in
     )
     left = 3 if state is CellState.PENDING else 2
     scale = (30 + 10) / 30  # seconds of both cells, for the second
-    assert eta_s(view, view.last_t_unix_s) == pytest.approx(scale * left * 30 + 2 * 10)
+    assert estimate_eta_s(view, view.last_t_unix_s) == pytest.approx(scale * left * 30 + 2 * 10)
 
 
 def test_an_attempt_that_failed_alone_says_nothing_about_the_estimates() -> None:
@@ -322,7 +322,7 @@ def test_an_attempt_that_failed_alone_says_nothing_about_the_estimates() -> None
         step_s=10.0,
     )
     between_s = (40 - 2 * 10) / 2
-    assert eta_s(view, view.last_t_unix_s) == pytest.approx(10 / 30 * 2 * 30 + 2 * 10 + 4 * between_s)
+    assert estimate_eta_s(view, view.last_t_unix_s) == pytest.approx(10 / 30 * 2 * 30 + 2 * 10 + 4 * between_s)
 
 
 def test_the_last_pace_counts() -> None:
@@ -332,8 +332,8 @@ def test_the_last_pace_counts() -> None:
 
 
 def test_an_ended_run_has_nothing_to_come() -> None:
-    assert eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.DONE)), 1e6) == 0.0
-    assert eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.FAILED)), 1e6) is None
+    assert estimate_eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.DONE)), 1e6) == 0.0
+    assert estimate_eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.FAILED)), 1e6) is None
 
 
 def test_a_cell_that_overshoots_its_expectation_is_not_more_than_done() -> None:

@@ -12,7 +12,7 @@ from state.errors import RunNotFound, StoreUnusable
 from state.lease import acquire
 from state.store import STATE_FILE, RunStore
 from state.view import progress
-from state.workspace import Workspace, default_root
+from state.workspace import Workspace, find_default_root
 from tests.state.plans import CELLS, Clock, a_plan, a_run
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, tzinfo=UTC)
@@ -154,6 +154,6 @@ def test_an_empty_workspace_says_how_to_fill_it(tmp_path: Path) -> None:
 
 def test_the_environment_names_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_WORKSPACE", str(tmp_path))
-    assert default_root() == tmp_path
+    assert find_default_root() == tmp_path
     monkeypatch.delenv("TRACON_WORKSPACE")
-    assert default_root().name == "tracon"
+    assert find_default_root().name == "tracon"

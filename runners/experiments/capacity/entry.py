@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runners.experiments.capacity.experiment import Capacity
 
 
-def _cell_runner(grid: CapacityGrid, context: RunContext) -> Capacity:
+def _make_cell_runner(grid: CapacityGrid, context: RunContext) -> Capacity:
     from runners.experiments.capacity.experiment import Capacity  # it loads the analysis; a plan needs none
 
     return Capacity(grid, context)
@@ -21,7 +21,7 @@ def _cell_runner(grid: CapacityGrid, context: RunContext) -> Capacity:
 ENTRY = Experiment(
     name=EXPERIMENT,
     draft_plan=draft_plan,
-    cell_runner=_cell_runner,
+    cell_runner=_make_cell_runner,
     option_help={
         "policies": "size only for these (repeatable)",
         "settings": "e.g. `search.slo=ttft_p90=2s,tpot_p90=50ms` or `search.max_instances=16`",

@@ -27,8 +27,8 @@ from runners.errors import CellSkipped
 from runners.experiments.capacity.plan import CapacityGrid
 from runners.experiments.cells_ahead import CellsAhead
 from runners.experiments.routing.engine_model import describe_engine_file, read_models
-from runners.experiments.routing.grid import slug
-from runners.experiments.routing.plan import can_move, cell_params, why_no_trace
+from runners.experiments.routing.grid import make_slug
+from runners.experiments.routing.plan import can_move, explain_no_trace, make_cell_params
 from runners.experiments.routing.simulation import make_simulation_spec
 from runners.experiments.routing.trace import require_trace, run_trace_cell
 from runners.simulator.messages import SimulationTick
@@ -56,11 +56,11 @@ class Capacity:
         backend = grid.routing.simulation.backend
         self.ahead = CellsAhead(context, "point", backend, self._simulate, self.adopt, self._is_ready)
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips points without a trace, and points that the search does not need."""
         if cell.kind != "point":
             return ""
-        if why := why_no_trace(view):
+        if why := explain_no_trace(view):
             return why
         if self._is_ready(cell):
             return ""
@@ -80,7 +80,7 @@ class Capacity:
         size = self._find_size(cell) if cell.kind == "point" else None
         if size is None:
             return None
-        path = self._path_of(cell, size)
+        path = self._name_point_path(cell, size)
         return _describe_point(_POINT.decode(path.read_bytes())) if path.is_file() else None
 
     async def finish(self) -> None:
@@ -107,15 +107,15 @@ class Capacity:
 
     def _assess_points(self, label: str) -> Mapping[Size, Assessed]:
         """Outcomes of the sizes whose traces have all been simulated."""
-        points = read_points(self._context.layout.points / slug(label))
+        points = read_points(self._context.layout.points / make_slug(label))
         return {
             size: assess(self._grid.limits, [one.values for one in rows], [one.completed / one.turns for one in rows])
             for size, rows in points.items()
             if len(rows) == self._grid.routing.trials
         }
 
-    def _path_of(self, cell: CellPlan, size: Size) -> Path:
-        return self._context.layout.point(slug(cell.params["label"]), size.text, cell.trial)
+    def _name_point_path(self, cell: CellPlan, size: Size) -> Path:
+        return self._context.layout.point(make_slug(cell.params["label"]), size.text, cell.trial)
 
     async def _simulate(self, cell: CellPlan, attempt: int) -> CellOutcome:
         size, context = self._find_size(cell), self._context
@@ -124,7 +124,7 @@ class Capacity:
         grid = msgspec.structs.replace(self._grid.routing, instances=size.instances)
         policy = msgspec.structs.replace(self._policies[cell.params["label"]], prefill_instances=size.prefill_instances)
         seed = context.store.plan.seed
-        sized = replace(cell, params=cell_params(grid, policy, seed, cell.trial, 0, self._moves_kv))
+        sized = replace(cell, params=make_cell_params(grid, policy, seed, cell.trial, 0, self._moves_kv))
         folder = context.attempt_folder(cell, attempt)
         path = context.layout.trace_of(sized.params.get("trace", ""), sized.params["trace_number"])
         trace = await asyncio.to_thread(require_trace, path)
@@ -155,7 +155,7 @@ class Capacity:
             simulated=describe_engine_file(self._models[""]),
             simulation_s=perf_counter() - begin_s,
         )
-        write_indented_json(self._path_of(cell, size), point)
+        write_indented_json(self._name_point_path(cell, size), point)
         with self._paths_lock:
             self._paths.pop(point.label, None)
         shutil.rmtree(folder)  # a search has many points, and its answer needs these numbers alone

@@ -24,7 +24,7 @@ from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import describe_model
 from runners.experiments.routing.grid import EXPERIMENT as ROUTING
-from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice, read_grid, slug
+from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice, make_slug, read_grid
 from runners.experiments.routing.plan import (
     TRACE_CELL,
     apply_options,
@@ -138,7 +138,7 @@ def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile)
 
 
 def _refuse_problems(grid: Grid, choice: SearchChoice, where: str) -> None:
-    labels = [slug(grid.label(policy)) for policy in _drop_splits(grid).policies]
+    labels = [make_slug(grid.label(policy)) for policy in _drop_splits(grid).policies]
     problems = [
         (choice.max_instances < 1, "search.max_instances must be at least 1"),
         (grid.sensitivity is not UNSET, "a search has no variations: leave out sensitivity"),
@@ -186,7 +186,7 @@ def _list_cells(grid: CapacityGrid) -> Iterator[CellPlan]:
             expected_s = _expect_cell_s(grid) if step < expect_steps(grid.search(policy)) else 0.0
             for trial in range(grid.routing.trials):
                 yield CellPlan(
-                    cell=f"{SEARCH}/{slug(label)}/s{step:02}/t{trial}",
+                    cell=f"{SEARCH}/{make_slug(label)}/s{step:02}/t{trial}",
                     stage=SEARCH,
                     kind="point",
                     config=grid.routing.config,

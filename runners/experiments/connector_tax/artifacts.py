@@ -12,7 +12,7 @@ from launch.instance import Instance
 from results.connector_tax.read import analyze_cell, headline
 from results.measures.step_records import cut_steps
 from results.records.gpu import cut_gpu_log
-from results.records.layout import AttemptLayout, is_complete, parquet_beside, publish, sha256, write_indented_json
+from results.records.layout import AttemptLayout, is_complete, name_parquet_beside, publish, sha256, write_indented_json
 from results.records.load_specs import LoadSpec
 from results.records.plan import CellPlan
 from results.records.schemas import CellRecord
@@ -53,7 +53,7 @@ def publish_cell(
     """Cut the steps, write the cell record, and rename everything into the config's folder, the record last."""
     assert cell.config is not None
     phase, stem = cell.params["phase"], cell.params["stem"]
-    layout = context.launcher.config_layout(cell.config)
+    layout = context.launcher.find_config_layout(cell.config)
     cut = cut_steps(instance.spec.rings, outcome.t_start_ns, outcome.t_end_ns, folder.engine_step)
     log = context.layout.gpu_csv
     gpu = cut_gpu_log(log, cell.cell, outcome.t_start_ns, outcome.t_end_ns, folder.gpu_util)
@@ -61,7 +61,7 @@ def publish_cell(
         folder.requests: layout.requests(phase, stem),
         folder.metrics: layout.metrics(phase, stem),
         folder.engine_step: layout.engine_step(phase, stem),
-        parquet_beside(folder.engine_step): parquet_beside(layout.engine_step(phase, stem)),
+        name_parquet_beside(folder.engine_step): name_parquet_beside(layout.engine_step(phase, stem)),
         folder.gpu_util: layout.gpu_util(phase, stem),
     }
     moves = {source: target for source, target in moves.items() if source.exists()}

@@ -40,7 +40,7 @@ class Block:
     """Indexes in `list_loads`, in the order that every launch measures them."""
 
 
-def latin_square(names: Sequence[str], draw: random.Random) -> list[tuple[str, ...]]:
+def draw_latin_square(names: Sequence[str], draw: random.Random) -> list[tuple[str, ...]]:
     """Rows of names; each name is once in every row and once in every column. Rows, columns and names are permuted."""
     size = len(names)
     rows, columns, symbols = (draw.sample(range(size), size) for _ in range(3))
@@ -52,7 +52,7 @@ def draw_blocks(configs: Sequence[str], loads: int, count: int, seed: int) -> li
     of_configs, of_loads = random.Random(f"confirm configs {seed}"), random.Random(f"confirm loads {seed}")
     rows: list[tuple[str, ...]] = []
     while len(rows) < count:
-        rows += latin_square(configs, of_configs)
+        rows += draw_latin_square(configs, of_configs)
     return [Block(number, row, tuple(of_loads.sample(range(loads), loads))) for number, row in enumerate(rows[:count])]
 
 
@@ -90,7 +90,7 @@ def list_cells(planner: LoadPlanner, configs: Sequence[str]) -> Iterator[CellPla
                 yield planner.make_cell(config, loads[index], trial=block.number, cell_index=number, is_first=is_first)
 
 
-def stage_s(planner: LoadPlanner, configs: Sequence[str], launches: int) -> float:
+def estimate_stage_s(planner: LoadPlanner, configs: Sequence[str], launches: int) -> float:
     """Seconds of the stage with this many launches per config."""
     grid = planner.grid
     loads = list_loads(grid)

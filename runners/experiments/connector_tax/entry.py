@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from state.workspace import Workspace
 
 
-def _cell_runner(grid: Grid, context: RunContext) -> ConnectorTax:
+def _make_cell_runner(grid: Grid, context: RunContext) -> ConnectorTax:
     from runners.experiments.connector_tax.experiment import ConnectorTax  # it loads the analysis; a plan needs none
 
     return ConnectorTax(grid, context)
@@ -30,7 +30,7 @@ def _describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
 ENTRY = Experiment(
     name=EXPERIMENT,
     draft_plan=draft_plan,
-    cell_runner=_cell_runner,
+    cell_runner=_make_cell_runner,
     describe_precision=_describe_precision,
     option_help={"configs": "only these (repeatable), `plain` among them", "settings": "e.g. `min_completed=100`"},
 )

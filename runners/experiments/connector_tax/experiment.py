@@ -38,7 +38,7 @@ class ConnectorTax(PatchedCells):
         kinds: Mapping[str, RunCell] = {
             "probe": self._apply_patches,
             "load": self._load,
-            "reference": self._reference,
+            "reference": self._choose_reference,
         }
         super().__init__(context, write_results, kinds)
 
@@ -79,7 +79,7 @@ class ConnectorTax(PatchedCells):
             raise CellSkipped(f"{NOT_NEEDED}{same}: it would repeat that cell")
         rate = rates.ref_safe_per_s if cell.params["rate"] == REF_SAFE else rates.ref_load_per_s
         if rate is None:
-            raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")
+            raise CellSkipped(f"no {cell.params['rate']}: {rates.explain_rate(cell.params['rate'])}")
         return rate
 
     def _read_rates(self) -> ReferenceRates:
@@ -95,7 +95,7 @@ class ConnectorTax(PatchedCells):
                 raise
         return fix_rates(reference_rates(()), self._grid.fixed_rates)
 
-    async def _reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
+    async def _choose_reference(self, cell: CellPlan, attempt: int) -> CellOutcome:
         thresholds = msgspec.structs.asdict(self._grid.saturation)
         rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, thresholds)
         if self._grid.fixed_rates:

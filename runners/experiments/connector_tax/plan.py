@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.profile import ConnectorConfig, Profile, load_config
 from results.connector_tax.configs import BASELINE, REPEAT
 from results.records.plan import CellPlan, StagePlan
 from results.records.reference_rates import REF_LOAD, REF_SAFE
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, duration_text
+from runners.campaign.plan import Sum, format_duration
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
 from runners.experiments.connector_tax import confirm
@@ -64,7 +64,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         configs=tuple(configs[name] for name in order),
         stages=STAGES,
         cells=list_cells(planner, orders, order),
-        ports=max(ports_needed(config) for config in configs.values()),
+        ports=max(count_ports_needed(config) for config in configs.values()),
         inputs={
             "grid": _describe_grid(grid),
             "configs": msgspec.to_builtins(configs),
@@ -201,7 +201,7 @@ def estimate_sums(planner: LoadPlanner, configs: Sequence[str]) -> tuple[Sum, ..
     if grid.confirm:
         each = around.format(f"up to ({_join_estimates(planner, confirm.list_loads(grid))}) s of cells")
         text = f"{grid.trials} launches x {len(configs)} configs x ({each})"
-        lines.append(Sum("confirm", text, confirm.stage_s(planner, configs, grid.trials)))
+        lines.append(Sum("confirm", text, confirm.estimate_stage_s(planner, configs, grid.trials)))
     return tuple(lines)
 
 
@@ -231,7 +231,7 @@ def _describe_hours(planner: LoadPlanner, configs: Sequence[str]) -> tuple[str, 
     """How long the confirm stage takes with more or fewer launches; empty where there is none."""
     if not planner.grid.confirm:
         return ()
-    hours = {count: duration_text(confirm.stage_s(planner, configs, count)) for count in PLANNED_LAUNCHES}
+    hours = {count: format_duration(confirm.estimate_stage_s(planner, configs, count)) for count in PLANNED_LAUNCHES}
     times = ", ".join(f"{text} with {count}" for count, text in hours.items())
     return (
         "Verdicts come from the confirm stage. Phase A before it is descriptive: one launch per config.",

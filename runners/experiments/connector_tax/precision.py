@@ -15,8 +15,8 @@ from results.records.layout import RunLayout, read_json
 from results.records.percent import format_percent
 from results.records.plan import RunPlan
 from results.records.reference_rates import REF_SAFE
-from results.statistics.blocks import POWER, detectable_effect, launches_for, show_count
-from results.statistics.judgement import few_launches
+from results.statistics.blocks import POWER, detectable_effect, find_launches_for, show_count
+from results.statistics.judgement import explain_few_launches
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.connector_tax.grid import PLANNED_LAUNCHES
 from runners.experiments.earlier_runs import describe_no_sigma, find_newest
@@ -56,7 +56,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     configs = sum(name not in (BASELINE, REPEAT) for name in plan.configs)
     if not configs:
         return ()
-    few = few_launches(grid["trials"])
+    few = explain_few_launches(grid["trials"])
     warning = (f"This run gives no verdict: {few}.",) if few else ()
     if few and not grid.get("confirm"):
         return warning
@@ -97,7 +97,7 @@ def _describe_detectable(noise: _Noise, launches: int, configs: int, references:
 
 def _describe_needed(noise: _Noise, configs: int, references: int) -> str:
     counts = {
-        name: launches_for(math.log1p(NAMED_TAX), sigma, configs, references=references)
+        name: find_launches_for(math.log1p(NAMED_TAX), sigma, configs, references=references)
         for name, sigma in noise.sigmas.items()
     }
     return ", ".join(f"{show_count(count)} ({name})" for name, count in counts.items())

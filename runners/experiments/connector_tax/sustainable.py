@@ -39,7 +39,7 @@ def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Sh
         min_completed=min_completed,
         warmup_s=grid.warmup_s,
     )
-    most_per_s = _sustained_rate(capacity.tokens_per_s, shape)
+    most_per_s = _compute_sustained_rate(capacity.tokens_per_s, shape)
     if most_per_s is None or rate_per_s <= most_per_s:
         return kept_up_s
     window_s = max(grid.min_duration_s, min_completed / most_per_s)
@@ -54,7 +54,7 @@ def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
         return ()
     limit = f"{capacity.tokens_per_s:,.0f} tokens/s ({capacity.source or 'the profile'})"
     swept = grid.phase_a.shape
-    most_per_s = _sustained_rate(capacity.tokens_per_s, swept) or 0.0
+    most_per_s = _compute_sustained_rate(capacity.tokens_per_s, swept) or 0.0
     beyond = [rate for rate in grid.phase_a.rates_per_s if rate > most_per_s]
     lines = []
     if beyond:
@@ -119,7 +119,7 @@ def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, 
 
 def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: str) -> Iterator[str]:
     for name, rate_per_s, shape in loads:
-        most_per_s = _sustained_rate(tokens_per_s, shape)
+        most_per_s = _compute_sustained_rate(tokens_per_s, shape)
         if most_per_s is not None and rate_per_s is not None and rate_per_s > most_per_s:
             needed, offered = rate_per_s * sum(shape), f"{USABLE * most_per_s:.2g}"
             yield (
@@ -130,5 +130,5 @@ def _describe_overloads(loads: Iterable[ShapeLoad], tokens_per_s: float, limit: 
             )
 
 
-def _sustained_rate(tokens_per_s: float | None, shape: Shape) -> float | None:
+def _compute_sustained_rate(tokens_per_s: float | None, shape: Shape) -> float | None:
     return None if tokens_per_s is None else tokens_per_s / sum(shape)

@@ -37,14 +37,14 @@ from results.records.lifecycle_cells import (
 )
 from results.records.percent import format_percent
 from results.records.plan import CellPlan
-from results.statistics.estimates import floats_or_nan, percentile
+from results.statistics.estimates import convert_to_floats, percentile
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
-from runners.experiments.pd_lifecycle.grid import Grid, shape_of
+from runners.experiments.pd_lifecycle.grid import Grid, read_shape
 from state.process_identity import boot_id
 
 MEDIANS = (
@@ -55,7 +55,7 @@ MEDIANS = (
 
 def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
-    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
+    mark = LifecycleLayout(context.layout.root).cell(read_shape(cell), cell.trial)
     if not is_complete(mark, cell.cell):
         return None
     try:
@@ -75,7 +75,7 @@ def publish_cell(
     context: RunContext,
 ) -> CellOutcome:
     """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
-    layout, config = LifecycleLayout(context.layout.root), shape_of(cell)
+    layout, config = LifecycleLayout(context.layout.root), read_shape(cell)
     attempted = AttemptLayout(folder)
     placed, records = layout.cell(config, cell.trial), attempted.records
     names = {number: layout.record(config, number, cell.trial).name for number in sorted(measurements.records)}
@@ -83,8 +83,8 @@ def publish_cell(
         write_indented_json(records / name, measurements.records[number])
     for number, record in enumerate(measurements.discarded):
         write_indented_json(attempted.discarded(record.repetition, number), record)
-    outcome = CellOutcome(headline_numbers(measurements), why_degraded(measurements))
-    gpu = cut_gpu_log(context.layout.gpu_csv, cell.cell, *_span_ns(measurements), attempted.gpu_util)
+    outcome = CellOutcome(make_headline_numbers(measurements), explain_degraded(measurements))
+    gpu = cut_gpu_log(context.layout.gpu_csv, cell.cell, *_find_span_ns(measurements), attempted.gpu_util)
     raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
     checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
@@ -102,7 +102,7 @@ def publish_cell(
     return outcome
 
 
-def _span_ns(measurements: Measurements) -> tuple[int, int]:
+def _find_span_ns(measurements: Measurements) -> tuple[int, int]:
     """From the first handover to the last token of the last one."""
     stamps = [record.timestamps_ns for record in measurements.records.values()]
     begins = [one.t0_proxy_recv for one in stamps if one.t0_proxy_recv is not None]
@@ -119,31 +119,31 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
         discarded=_list_discarded(measurements),
         measured=len(measurements.records),
     )
-    path = LifecycleLayout(context.layout.root).failed(shape_of(cell), cell.trial)
+    path = LifecycleLayout(context.layout.root).failed(read_shape(cell), cell.trial)
     write_indented_json(path, failure)
 
 
-def headline_numbers(measurements: Measurements) -> dict[str, Any]:
+def make_headline_numbers(measurements: Measurements) -> dict[str, Any]:
     """Medians over the counted repetitions; None = not measured."""
     counted = [record for record in measurements.records.values() if record.counted]
-    moved = _median_of([record.transfer_detail.bytes_transferred for record in counted])
+    moved = _compute_median([record.transfer_detail.bytes_transferred for record in counted])
     return {
-        **{f"{name}_ms": _median_of([record.ms(name) for record in counted]) for name in MEDIANS},
-        "colo_ttft_ms": _median_of([record.colo.ttft_ms for record in counted]),
-        "plain_ttft_ms": _median_of([record.plain.ttft_ms for record in counted]),
+        **{f"{name}_ms": _compute_median([record.ms(name) for record in counted]) for name in MEDIANS},
+        "colo_ttft_ms": _compute_median([record.colo.ttft_ms for record in counted]),
+        "plain_ttft_ms": _compute_median([record.plain.ttft_ms for record in counted]),
         "bytes_transferred": None if moved is None else round(moved),
-        "effective_bw_gbps": _median_of([record.transfer_detail.effective_bw_gbps for record in counted]),
-        "residual_share": _median_of([record.residual_share for record in counted]),
+        "effective_bw_gbps": _compute_median([record.transfer_detail.effective_bw_gbps for record in counted]),
+        "residual_share": _compute_median([record.residual_share for record in counted]),
         "counted": len(counted),
         "discarded": len(measurements.discarded),
     }
 
 
-def why_degraded(measurements: Measurements) -> str:
+def explain_degraded(measurements: Measurements) -> str:
     """Why the cell is incomplete: an unmeasured phase, or phases that do not add up to E2E."""
     counted = [record for record in measurements.records.values() if record.counted]
     missing = dict.fromkeys(name for record in counted for name, ms in record.phases_ms.items() if ms is None)
-    reasons = [f"not measured: {name} ({_first_gap(counted, name)})" for name in missing]
+    reasons = [f"not measured: {name} ({_find_first_gap(counted, name)})" for name in missing]
     both = [share for record in counted for share in (record.residual_share, record.client_residual_share)]
     shares = [abs(share) for share in both if share is not None]
     if shares and max(shares) >= RESIDUAL_BELOW:
@@ -151,19 +151,19 @@ def why_degraded(measurements: Measurements) -> str:
     return "; ".join(reasons)
 
 
-def _first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
+def _find_first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
     return next((record.gaps[name] for record in records if name in record.gaps), "no reason given")
 
 
-def _median_of(values: Sequence[float | None]) -> float | None:
-    return percentile(floats_or_nan(values), 0.5).value
+def _compute_median(values: Sequence[float | None]) -> float | None:
+    return percentile(convert_to_floats(values), 0.5).value
 
 
 def _describe_cell(
     cell: CellPlan, attempt: int, grid: Grid, bench: Bench, measurements: Measurements, outcome: CellOutcome
 ) -> MeasuredCell:
     """The commit mark, but for what is known of its files."""
-    commit, shape = commit_of(), shape_of(cell)
+    commit, shape = commit_of(), read_shape(cell)
     return MeasuredCell(
         cell=cell.cell,
         prior_context=shape.prior_context,

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.errors import LaunchError
-from launch.instance import http_client
+from launch.instance import make_http_client
 from results.records.decisions import Role
 from results.records.events import Noted
 from results.records.layout import AttemptLayout, LifecycleLayout
@@ -25,13 +25,13 @@ from results.records.router_spec import HealthRules, InstanceSpec, Limits, Route
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.experiments.engine_choice import common_block_tokens
+from runners.experiments.engine_choice import require_common_block_tokens
 from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
 from runners.experiments.pd_lifecycle import static_pd_or_combined
 from runners.experiments.pd_lifecycle.caches import Caches, EngineCache, NotEmptied
 from runners.experiments.pd_lifecycle.evidence import NEEDED, SIDES, WRITE
-from runners.experiments.pd_lifecycle.grid import Grid, shape_of
-from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
+from runners.experiments.pd_lifecycle.grid import Grid, read_shape
+from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, build_completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, PLAIN
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
@@ -102,7 +102,7 @@ class Bench:
         plain = [] if self.plain is None else [self.plain]
         return dict(zip(ENGINES, (self.prefill, self.decode, *plain), strict=False))
 
-    async def why_dead(self) -> str:
+    async def explain_dead_part(self) -> str:
         """The part that ended, and how; empty = all parts are alive."""
         for side, member in self.members.items():
             if died := await member.engine.explain_death():
@@ -127,14 +127,14 @@ class BenchSlot:
 
         Raises LaunchError, RouterError or LoadError.
         """
-        if self._bench is not None and self._trial == cell.trial and not await self._bench.why_dead():
+        if self._bench is not None and self._trial == cell.trial and not await self._bench.explain_dead_part():
             return self._bench
         await self.release()
         if self._failure is not None:
             raise self._failure
         stack = AsyncExitStack()
         try:
-            folder = LifecycleLayout(self._context.layout.root).next_start()
+            folder = LifecycleLayout(self._context.layout.root).name_next_start()
             self._bench = await stack.enter_async_context(open_bench(self._grid, self._context, cell, folder))
         except LaunchError as error:
             self._failure = error
@@ -156,7 +156,7 @@ def plan_group(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) ->
         configs=configs,
         roles=ROLES[: len(configs)],
         folder=folder,
-        ports=max(ports_needed(config) for config in context.configs.values()),
+        ports=max(count_ports_needed(config) for config in context.configs.values()),
         events=False,
         gpus=grid.gpus,
         env=EXTRA_ENV,
@@ -177,7 +177,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
     draw = Draw(cell.params["load_seed"], model.vocab_low, model.vocab_high)
     async with AsyncExitStack() as stack:
         members = await stack.enter_async_context(engine_group(context.launcher, group))
-        clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
+        clients = [await stack.enter_async_context(make_http_client(member.engine.url)) for member in members]
         named = zip(ENGINES, clients, strict=False)
         engines = [EngineCache(*each, model.served_name, timeout_s) for each in named]
         shapes = [parse_cache_shape(await engine.read_metrics()) for engine in engines]
@@ -187,14 +187,14 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         bytes_per_token = kv_bytes_per_token(source)
         spec = build_router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, attempted.router_spec))
-        block_tokens = common_block_tokens(shapes, "the tokens that they hold are unknown")
+        block_tokens = require_common_block_tokens(shapes, "the tokens that they hold are unknown")
         capacities = [shape.capacity_tokens for shape in shapes if shape.capacity_tokens is not None]
         capacity_tokens = min(capacities) if len(capacities) == len(shapes) else None
         caches = Caches(engines, block_tokens, _draw_check_prompts(draw))
         probes = {side: member.engine.spec.rings for side, member in zip(SIDES, members[:2], strict=True)}
         client = await stack.enter_async_context(OneAtATime(router.url, timeout_s))
         aged = await _age_pools(grid, caches, capacity_tokens, context, cell)
-        purposes = grid.order_requests(shape_of(cell), 1, cell.trial, plain=plain)
+        purposes = grid.order_requests(read_shape(cell), 1, cell.trial, plain=plain)
         bench = Bench(
             prefill=members[0],
             decode=members[1],
@@ -223,7 +223,7 @@ async def warm_up(
     """Send each kind of request WARM_ROUNDS times: the first ones between new engines set up connections."""
     warm_ups = []
     for number, purpose in enumerate(list(purposes) * WARM_ROUNDS):
-        body = completion_body(model, draw.draw_tokens(WARM_PROMPTS, number, prompt_tokens), 2)
+        body = build_completion_body(model, draw.draw_tokens(WARM_PROMPTS, number, prompt_tokens), 2)
         exchange = await client.send_request(f"{BEGINS[purpose]}warm-{number}", body)
         ttft_ms = None if exchange.ttft_s is None else exchange.ttft_s * 1e3
         warm_ups.append(WarmUp(purpose, ttft_ms, str(exchange.status)))

@@ -171,7 +171,7 @@ class Caches:
             if prefix:
                 await asyncio.gather(*(engine.compute_prompt(prefix) for engine in self._engines))
             held = await self.count_held()
-            if held == self._whole():
+            if held == self._expect_whole():
                 return Seeding(len(prefix), self._emptied, number, held, time.time())
         plain = "" if held.plain is None else f" and the plain engine {held.plain}"
         raise CellFailed(
@@ -192,7 +192,7 @@ class Caches:
 
         Raises CellFailed as `seed` does.
         """
-        if await self.count_held() == self._whole():
+        if await self.count_held() == self._expect_whole():
             return None
         self._emptied = "not emptied: part of the prefix had been evicted"
         return await self.seed(self.prefix)
@@ -200,7 +200,7 @@ class Caches:
     def note_sent(self, prompt: list[int]) -> None:
         self._sent = prompt[: 2 * self._block_tokens]
 
-    def _whole(self) -> HeldTokens:
+    def _expect_whole(self) -> HeldTokens:
         """What each engine holds where none of the prefix is evicted."""
         return HeldTokens(*(len(self.prefix) for _ in self._engines))
 

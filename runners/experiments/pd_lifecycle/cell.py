@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from results.measures.latency import E2E, TTFT, RequestMetric
-from results.pd_lifecycle.join import events_of, join_request, transfer_of
+from results.pd_lifecycle.join import join_request, select_request_events, transfer_of
 from results.records.events import CellProgressed, LifecycleMeasured
 from results.records.layout import AttemptLayout, append_rows, append_trial
 from results.records.lifecycle import NO_PLAIN, Colo, EngineLoad, LifecycleRecord, LoadSpan, RequestConfig
@@ -23,8 +23,8 @@ from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
-from runners.experiments.pd_lifecycle.grid import Grid, shape_of
-from runners.experiments.pd_lifecycle.one_at_a_time import completion_body
+from runners.experiments.pd_lifecycle.grid import Grid, read_shape
+from runners.experiments.pd_lifecycle.one_at_a_time import build_completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import BEGINS, COLO, HANDOVER, PLAIN
 from runners.load.stream import Exchange
 from runners.samplers.engine_counters import parse_counters
@@ -92,7 +92,7 @@ class LifecycleCell:
         measurements: Measurements,
     ) -> None:
         """measurements: empty; `run` fills it, so that it holds the progress of a failed cell."""
-        self.shape: RequestConfig = shape_of(cell)
+        self.shape: RequestConfig = read_shape(cell)
         self.evidence = Evidence(bench.decisions, bench.probes, folder)
         self._cell = cell
         self._attempt = attempt
@@ -182,7 +182,7 @@ class LifecycleCell:
         try:
             seeding = await self._bench.caches.ensure_held()
         except CellFailed as error:
-            raise CellFailed(f"{await self._bench.why_dead() or error}") from error
+            raise CellFailed(f"{await self._bench.explain_dead_part() or error}") from error
         if seeding is not None:
             self._measured.seedings.append(seeding)
 
@@ -193,22 +193,22 @@ class LifecycleCell:
         self._sent += 1
         fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["position"], index, shape.current_new_tokens)
         prompt = [*bench.caches.prefix, *fresh]
-        body = completion_body(model, prompt, shape.output_length)
+        body = build_completion_body(model, prompt, shape.output_length)
         bench.caches.note_sent(prompt)
-        local_before = await self._local_tokens()
+        local_before = await self._read_local_tokens()
         exchange: Exchange = await bench.client.send_request(name, body)
         record = exchange.record(shape.total_input_length, shape.output_length)
-        dead = await bench.why_dead()
+        dead = await bench.explain_dead_part()
         if dead:
             raise CellFailed(f"{dead}; the request ended as {record.status}: {record.error or 'no error'}")
-        local = await self._local_tokens()
+        local = await self._read_local_tokens()
         row = LifecycleRequest(request=name, purpose=purpose, **more, **asdict(record))
         append_rows(self._requests, [row])
         await self.evidence.wait_until_complete(name, EVIDENCE_WITHIN_S)
         gained = None if local is None or local_before is None else local - local_before
         return SentRequest(name, record, gained)
 
-    async def _local_tokens(self) -> int | None:
+    async def _read_local_tokens(self) -> int | None:
         """Prompt tokens from the decode engine's cache so far; None where its probe reports them per request."""
         if self._bench.counted_by == "probe":
             return None
@@ -228,7 +228,7 @@ class LifecycleCell:
             measurements.records[tried.repetition] = record
         share = len(measurements.records) / self._grid.repetitions
         note = f"{len(measurements.discarded)} discarded" if measurements.discarded else ""
-        self._emit(lifecycle_event(self._cell.cell, record), CellProgressed(self._cell.cell, share, note))
+        self._emit(make_lifecycle_event(self._cell.cell, record), CellProgressed(self._cell.cell, share, note))
         if len(measurements.discarded) > self._grid.discards:
             raise CellFailed(
                 f"{len(measurements.discarded)} measurements were discarded, {self._grid.discards} are allowed; "
@@ -240,7 +240,7 @@ class LifecycleCell:
         handover = tried.handover
         decision = self.evidence.find_decision(handover.request)
         prefill, decode = (self.evidence.read_probe_log(side) for side in SIDES)
-        on_both = events_of(decision, prefill, decode)
+        on_both = select_request_events(decision, prefill, decode)
         colo, colo_wrong = _read_baseline(self.shape, tried, COLO)
         plain, plain_wrong = _read_baseline(self.shape, tried, PLAIN)
         return join_request(
@@ -293,7 +293,7 @@ def _measure_ms(metric: RequestMetric, record: RequestRecord) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
+def make_lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
     config, detail = record.config, record.transfer_detail
     return LifecycleMeasured(
         cell=cell,

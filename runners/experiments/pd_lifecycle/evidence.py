@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from results.pd_lifecycle.join import events_of, transfer_of
+from results.pd_lifecycle.join import select_request_events, transfer_of
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import TRANSFER_LOGS, AttemptLayout
 from results.records.lifecycle import RequestConfig, Verification
@@ -136,7 +136,7 @@ class Evidence:
         if moved is None or moved.status != "transferred":
             return ""
         logs = {side: self.read_probe_log(side) for side in SIDES}
-        events_by_side = dict(zip(SIDES, events_of(record, *logs.values()), strict=True))
+        events_by_side = dict(zip(SIDES, select_request_events(record, *logs.values()), strict=True))
         seen = {side: {event.event for event in events} for side, events in events_by_side.items()}
         for side, needed in NEEDED.items():
             for event in needed:
@@ -170,7 +170,7 @@ def verify_context(
     """
     seen_decode = _decode_held(shape, decode)
     at_decode = at_decode if seen_decode is None else seen_decode
-    counts = {"decode": at_decode, "prefill": _prefill_held(moved, prefill)}
+    counts = {"decode": at_decode, "prefill": _find_prefill_held(moved, prefill)}
     wrong = [
         f"the {side} engine held {count} tokens of the prompt, not {shape.prior_context}"
         for side, count in counts.items()
@@ -193,7 +193,7 @@ def _decode_held(shape: RequestConfig, events: Iterable[ProbeEvent]) -> int | No
     return None
 
 
-def _prefill_held(moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
+def _find_prefill_held(moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
     for event in events:
         if event.event == "scheduled" and event.cached_tokens is not None:
             return event.cached_tokens

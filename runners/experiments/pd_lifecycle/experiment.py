@@ -21,13 +21,13 @@ from results.records.plan import CellPlan
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed, RunnerError
-from runners.experiments.gates import why_gated
+from runners.experiments.gates import explain_gated
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.pd_lifecycle.artifacts import adopt_cell, publish_cell, write_failure
 from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
-from runners.experiments.pd_lifecycle.grid import PROBE_CELL, Grid, shape_of
+from runners.experiments.pd_lifecycle.grid import PROBE_CELL, Grid, read_shape
 from runners.experiments.pd_lifecycle.link_bandwidth import find_link, read_transport
 from state.model import RunView
 
@@ -46,7 +46,7 @@ class PdLifecycle(PatchedCells):
         }
         super().__init__(context, write_results, kinds)
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips cells beyond the engines' context, and all cells after a failed config or probe."""
         if cell.kind not in ("preflight", "lifecycle"):
             return ""
@@ -55,7 +55,7 @@ class PdLifecycle(PatchedCells):
             return f"the probes could not be applied: {probe.reason}"
         if cell.kind == "preflight":
             return ""
-        gates = (why_gated(replace(cell, config=config), view) for config in self._grid.all_configs)
+        gates = (explain_gated(replace(cell, config=config), view) for config in self._grid.all_configs)
         return str(cell.params["why_not"]) or next((why for why in gates if why), "")
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
@@ -68,7 +68,7 @@ class PdLifecycle(PatchedCells):
 
     async def _record_link(self, cell: CellPlan, attempt: int) -> CellOutcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
-        transport = read_transport(self._context.launcher.config_layout(self._grid.decode_config))
+        transport = read_transport(self._context.launcher.find_config_layout(self._grid.decode_config))
         link = msgspec.structs.replace(link, transport=transport)
         write_indented_json(LifecycleLayout(self._context.layout.root).link, link)
         return CellOutcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
@@ -91,7 +91,7 @@ class PdLifecycle(PatchedCells):
         """The current bench, with caches that are empty or hold the cell's C; else a fresh one."""
         await self._ensure_patches(self._grid.decode_config)
         bench = await self._slot.get_bench(cell)  # of the cell's trial
-        if not bench.caches.used or bench.caches.is_seeded_with(shape_of(cell).prior_context):
+        if not bench.caches.used or bench.caches.is_seeded_with(read_shape(cell).prior_context):
             return bench
         if self._grid.evict == "reset":
             try:

@@ -51,12 +51,12 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return new_1k * (self.prefill_s_per_1k + self.attention_s_per_1k2 * seen_1k)
 
 
-def params_of(shape: RequestConfig) -> dict[str, int]:
+def make_shape_params(shape: RequestConfig) -> dict[str, int]:
     """C, N and O as a cell of the plan holds them."""
     return dict(zip(SHAPE_PARAMS, shape.key, strict=True))
 
 
-def shape_of(cell: CellPlan) -> RequestConfig:
+def read_shape(cell: CellPlan) -> RequestConfig:
     """C, N and O of a cell of the sweep."""
     return RequestConfig(*(cell.params[name] for name in SHAPE_PARAMS))
 
@@ -187,7 +187,7 @@ def read_grid(
     grid = convert_grid(raw, Grid, where, REMEDY)
     unknown = sorted(set(raw.get("analysis", {})) - {field.name for field in fields(Settings)})
     unknown_setting = (bool(unknown), f"analysis has no setting {', '.join(unknown)}")
-    refuse_problems([unknown_setting, *_grid_problems(grid)], where, REMEDY)
+    refuse_problems([unknown_setting, *_list_grid_problems(grid)], where, REMEDY)
     return grid
 
 
@@ -196,7 +196,7 @@ def _draw_rank(seed: str, name: str) -> bytes:
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
 
-def _grid_problems(grid: Grid) -> list[tuple[bool, str]]:
+def _list_grid_problems(grid: Grid) -> list[tuple[bool, str]]:
     """(is wrong, what must hold)."""
     lengths = {name: getattr(grid, name) for name in ("prior_context", "new_tokens", "output_length")}
     block = grid.engine.block_size

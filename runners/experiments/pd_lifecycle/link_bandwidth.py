@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 
-from launch.builtin_models import builtin_folder
+from launch.builtin_models import find_builtin_folder
 from launch.ports import LOOPBACK
 from launch.profile import Profile
 from results.records.layout import ConfigLayout
@@ -55,7 +55,7 @@ def find_link(grid: Grid, profile: Profile) -> LinkRecord:
     if profile.engine.kind != "cpu":
         return LinkRecord(reason="only the connector can measure it between GPUs: set analysis.link_gbps")
     source = profile.model.source
-    folder = builtin_folder(source) or Path(source)
+    folder = find_builtin_folder(source) or Path(source)
     bytes_per_token = kv_bytes_per_token(folder)
     if bytes_per_token is None:
         return LinkRecord(reason=f"the model's folder {folder.name} does not state the KV bytes of a token")

@@ -10,7 +10,7 @@ from typing import Self
 
 import msgspec
 
-from runners.load.bodies import body_preamble
+from runners.load.bodies import build_body_preamble
 from runners.load.client import LoadClient
 from runners.load.messages import LoadError
 from runners.load.stream import Exchange
@@ -21,9 +21,9 @@ EVIDENCE = "usage"
 """Request a count in every chunk: token ids would echo the whole prompt before the first token."""
 
 
-def completion_body(model: str, prompt: Sequence[int], output_tokens: int) -> bytes:
+def build_completion_body(model: str, prompt: Sequence[int], output_tokens: int) -> bytes:
     """The body of a streamed completion of exactly `output_tokens` tokens."""
-    return body_preamble(model, output_tokens, EVIDENCE) + msgspec.json.encode(list(prompt))[1:] + b"}"
+    return build_body_preamble(model, output_tokens, EVIDENCE) + msgspec.json.encode(list(prompt))[1:] + b"}"
 
 
 class OneAtATime:

@@ -10,9 +10,9 @@ from itertools import groupby
 
 import msgspec
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
-from launch.transfer_request import transferring
+from launch.transfer_request import find_transferring
 from results.records.count import format_count
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan, StagePlan
@@ -20,9 +20,9 @@ from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
-from runners.experiments.engine_choice import counting_profile
+from runners.experiments.engine_choice import make_counting_profile
 from runners.experiments.gates import list_gates
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, make_shape_params, read_grid
 from runners.experiments.settings import refuse_routing_options
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
@@ -48,7 +48,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     )
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
-    profile = counting_profile(profile, grid.engine)
+    profile = make_counting_profile(profile, grid.engine)
     configs = _load_configs(grid, profile.engine.kind)
     grid = msgspec.structs.replace(
         grid,
@@ -64,7 +64,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         configs=configs,
         stages=STAGES,
         cells=list_cells(grid, profile, seed),
-        ports=_count_engines(grid) * max(ports_needed(config) for config in configs),
+        ports=_count_engines(grid) * max(count_ports_needed(config) for config in configs),
         inputs={
             "grid": msgspec.to_builtins(grid),
             "configs": {config.name: msgspec.to_builtins(config) for config in configs},
@@ -109,10 +109,10 @@ def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
 
 
 def _sum_trial(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[Sum]:
-    shapes_by_prior = groupby(_measured_shapes(grid, profile, seed, trial), key=lambda shape: shape.prior_context)
+    shapes_by_prior = groupby(_list_measured_shapes(grid, profile, seed, trial), key=lambda shape: shape.prior_context)
     for turn, (prior, shapes) in enumerate(shapes_by_prior):
         level = list(shapes)
-        begins, seed_s = _begins_s(grid, profile, turn), _seed_s(grid, prior)
+        begins, seed_s = _estimate_begins_s(grid, profile, turn), _estimate_seed_s(grid, prior)
         work_s = sum(_cell_s(grid, shape) for shape in level)
         start = f"{begins:g} s engines + " if begins else ""
         seeding = f"{seed_s:.1f} s seeding + " if prior else ""
@@ -123,12 +123,14 @@ def _sum_trial(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[
 
 def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[CellPlan]:
     """The sweep of one trial. The first measured cell of a C includes the time for seeding and for fresh engines."""
-    measured, in_order = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
+    measured, in_order = list(_list_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
     levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
     for turn, shape in enumerate(grid.order_shapes(seed, trial)):
         estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
         if shape in levels:
-            estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
+            estimated_s += _estimate_begins_s(grid, profile, levels.index(shape)) + _estimate_seed_s(
+                grid, shape.prior_context
+            )
         yield CellPlan(
             cell=f"{SWEEP}/{shape.label}" + (f"/t{trial}" if trial else ""),
             stage=SWEEP,
@@ -136,7 +138,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterato
             config=grid.decode_config,
             label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
-                **params_of(shape),
+                **make_shape_params(shape),
                 "position": in_order.index(shape),
                 "turn": turn,
                 "load_seed": seed,
@@ -148,18 +150,18 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterato
         )
 
 
-def _measured_shapes(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[RequestConfig]:
+def _list_measured_shapes(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[RequestConfig]:
     ordered = grid.order_shapes(seed, trial)
     return (shape for shape in ordered if not grid.why_not(shape, profile.engine.max_model_len))
 
 
-def _begins_s(grid: Grid, profile: Profile, level: int) -> float:
+def _estimate_begins_s(grid: Grid, profile: Profile, level: int) -> float:
     """Seconds for engine starts at a C: at a trial's first C, and at every C where fresh engines empty the caches."""
     fresh = level == 0 or grid.evict == "restart"
-    return grid.engine_start_s + _age_s(grid) + profile.launch.release_wait_s if fresh else 0.0
+    return grid.engine_start_s + _estimate_age_s(grid) + profile.launch.release_wait_s if fresh else 0.0
 
 
-def _age_s(grid: Grid) -> float:
+def _estimate_age_s(grid: Grid) -> float:
     return grid.expected.age_s if grid.age else 0.0
 
 
@@ -167,7 +169,7 @@ def _count_engines(grid: Grid) -> int:
     return 3 if grid.plain else 2
 
 
-def _seed_s(grid: Grid, prior_context: int) -> float:
+def _estimate_seed_s(grid: Grid, prior_context: int) -> float:
     """Every engine computes the prefix; on shared cores one after the other."""
     return _count_engines(grid) * grid.expected.prefill_s(0, prior_context)
 
@@ -185,7 +187,7 @@ def _load_configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
     if not grid.plain:
         return pair
     plain = load_config(grid.plain)
-    if plain.kv_transfer_on(kind) is not None:
+    if plain.merge_kv_transfer(kind) is not None:
         raise RunnerError(
             f"config {plain.name} has a connector: it cannot be the plain combined engine",
             remedy="write --set plain=plain, or --set plain='' to leave that engine out",
@@ -196,7 +198,7 @@ def _load_configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
 def _load_pair(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
     """Raises RunnerError where P and D cannot hand a prompt over to each other."""
     prefill, decode = load_config(grid.prefill_config), load_config(grid.decode_config)
-    sender, receiver = transferring(prefill, kind), transferring(decode, kind)
+    sender, receiver = find_transferring(prefill, kind), find_transferring(decode, kind)
     for config, part, wrong, side in (
         (prefill, sender, "kv_consumer", "the prefill instance, which sends"),
         (decode, receiver, "kv_producer", "the decode instance, which receives"),
@@ -222,6 +224,6 @@ def _load_pair(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
 
 
 def _require_cells(grid: Grid, profile: Profile) -> None:
-    if not any(_measured_shapes(grid, profile, grid.seed, trial=0)):
+    if not any(_list_measured_shapes(grid, profile, grid.seed, trial=0)):
         why = grid.why_not(next(grid.list_shapes()), profile.engine.max_model_len)
         raise RunnerError(f"no cell of the grid can be measured: {why}", remedy="make the grid smaller with --set")

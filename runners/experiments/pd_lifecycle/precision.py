@@ -17,7 +17,7 @@ from results.statistics.blocks import POWER, show_count
 from results.statistics.launch_fit import LaunchSpread
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import PLANNED_LAUNCHES, describe_no_sigma, find_newest
-from runners.experiments.pd_lifecycle.grid import shape_of
+from runners.experiments.pd_lifecycle.grid import read_shape
 from state.workspace import RunEntry, Workspace
 
 
@@ -72,7 +72,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
 
 def _count_sizes(plan: RunPlan) -> int:
     """The (C, N) that the plan measures: each is compared."""
-    shapes = (shape_of(cell) for cell in plan.cells if cell.kind == "lifecycle" and not cell.params["why_not"])
+    shapes = (read_shape(cell) for cell in plan.cells if cell.kind == "lifecycle" and not cell.params["why_not"])
     return len({(shape.prior_context, shape.current_new_tokens) for shape in shapes})
 
 

@@ -21,7 +21,7 @@ from results.records.layout import (
     NO_FILE,
     TrialLayout,
     is_complete,
-    parquet_beside,
+    name_parquet_beside,
     publish,
     sha256,
     write_atomic,
@@ -34,14 +34,14 @@ from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord
 from results.routing.summary import summarize_cell
-from results.statistics.estimates import floats_or_nan, mean
+from results.statistics.estimates import convert_to_floats, mean
 from results.statistics.judgement import OTHER_LENGTHS
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.campaign.provenance import commit_of
 from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
-from runners.experiments.routing.grid import Grid, slug
+from runners.experiments.routing.grid import Grid, make_slug
 from runners.load.replay_messages import ReplayOutcome
 from runners.router.messages import RouterOutcome
 
@@ -79,9 +79,9 @@ class Replayed:
     """The model that stands in for the engines; empty = they are real."""
 
 
-def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
+def find_trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
     """The folder of a cell's artifacts."""
-    return context.layout.trial(context.launcher.date, slug(cell.label), cell.trial)
+    return context.layout.trial(context.launcher.date, make_slug(cell.label), cell.trial)
 
 
 def publish_cell(
@@ -94,7 +94,7 @@ def publish_cell(
     context: RunContext,
 ) -> CellOutcome:
     """Move the artifacts from the attempt's folder to the cell's. Raises CellFailed where no turn was completed."""
-    written, layout, outcome = TrialLayout(folder), trial_layout(context, cell), replayed.replay
+    written, layout, outcome = TrialLayout(folder), find_trial_layout(context, cell), replayed.replay
     if not outcome.completed:
         raise CellFailed(
             f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
@@ -122,21 +122,21 @@ def publish_cell(
     write_indented_json(written.cell, record)
     _move_instances(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
-    copy = parquet_beside(written.metrics)  # not checksummed: it can be made again
+    copy = name_parquet_beside(written.metrics)  # not checksummed: it can be made again
     publish({path: layout.root / path.name for path in ((copy, *files) if copy.exists() else files)})
-    return CellOutcome(headline_numbers(numbers), why_degraded(outcome))
+    return CellOutcome(make_headline_numbers(numbers), explain_degraded(outcome))
 
 
 def adopt_cell(cell: CellPlan, context: RunContext) -> CellOutcome | None:
     """The outcome of a replay whose record is in place with every artifact whole; else None."""
-    layout = trial_layout(context, cell)
+    layout = find_trial_layout(context, cell)
     if not is_complete(layout.cell, cell.cell):
         return None
     try:
         numbers = msgspec.json.decode(layout.summary.read_bytes(), type=RoutingNumbers)
     except (*NO_FILE, *DAMAGED_JSON):
         return None
-    return CellOutcome(headline_numbers(numbers), numbers.degraded)
+    return CellOutcome(make_headline_numbers(numbers), numbers.degraded)
 
 
 def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, context: RunContext) -> GpuUse:
@@ -147,11 +147,11 @@ def _measure_gpu(cell: CellPlan, grid: Grid, replay: ReplayOutcome, path: Path, 
     return cut_gpu_log(context.layout.gpu_csv, cell.cell, replay.t_start_ns, replay.t_end_ns, path)
 
 
-def headline_numbers(numbers: RoutingNumbers) -> dict[str, Any]:
+def make_headline_numbers(numbers: RoutingNumbers) -> dict[str, Any]:
     """The few numbers that a console shows of a cell."""
     values = {name: numbers.values[name].value if name in numbers.values else None for name in HEADLINE}
     counts = {name: numbers.counts.get(name) for name in COUNTS}
-    moved = {} if numbers.movements is UNSET else movement_headline(numbers.movements)
+    moved = {} if numbers.movements is UNSET else make_movement_headline(numbers.movements)
     return values | counts | moved
 
 
@@ -172,11 +172,11 @@ def count_movements(decisions: Iterable[DecisionRecord]) -> KvMovements:
         external_tokens=sum(tokens) if tokens else None,
         bytes=sum(sizes) if sizes else None,
         uncounted=len(done) - len(tokens),
-        transfer_mean_s=mean(floats_or_nan(transfer_s(move) for move in done)).value,
+        transfer_mean_s=mean(convert_to_floats(transfer_s(move) for move in done)).value,
     )
 
 
-def movement_headline(movements: KvMovements) -> dict[str, Any]:
+def make_movement_headline(movements: KvMovements) -> dict[str, Any]:
     """The movements as the flat numbers of a cell's headline."""
     if movements.migrations is UNSET or movements.handovers is UNSET:
         return {}
@@ -188,7 +188,7 @@ def movement_headline(movements: KvMovements) -> dict[str, Any]:
     }
 
 
-def why_degraded(outcome: ReplayOutcome) -> str:
+def explain_degraded(outcome: ReplayOutcome) -> str:
     """Why the cell is no fair measurement of the policy; empty = it is one."""
     reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
     if outcome.stop_reason != "complete":
@@ -218,7 +218,7 @@ def _make_record(
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(cell, grid, outcome),
         engines=replayed.engines,
-        router=_router_facts(replayed.router)
+        router=_collect_router_facts(replayed.router)
         | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params}
         | ({} if grid.logs_decisions else {"decision_log": False}),
         t_start_ns=outcome.t_start_ns,
@@ -250,7 +250,7 @@ def _replay_facts(cell: CellPlan, grid: Grid, outcome: ReplayOutcome) -> dict[st
     settings: dict[str, Any] = msgspec.to_builtins(grid.replay)
     settings["time_scale"] = cell.params.get("time_scale", grid.replay.time_scale)
     facts: dict[str, Any] = msgspec.to_builtins(outcome)
-    why = why_degraded(outcome)
+    why = explain_degraded(outcome)
     return (
         settings
         | {name: value for name, value in facts.items() if not name.startswith("t_")}
@@ -261,7 +261,7 @@ def _replay_facts(cell: CellPlan, grid: Grid, outcome: ReplayOutcome) -> dict[st
     )
 
 
-def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
+def _collect_router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     facts = msgspec.to_builtins(outcome)
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from results.records.layout import TrialLayout
 from results.records.load_specs import ReplaySpec
 from results.records.plan import CellPlan
@@ -18,14 +18,14 @@ from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
-from runners.experiments.engine_choice import common_block_tokens
+from runners.experiments.engine_choice import require_common_block_tokens
 from runners.experiments.kv_endpoints import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell
 from runners.experiments.routing.grid import Grid
-from runners.experiments.routing.plan import can_move, ports_per_instance
+from runners.experiments.routing.plan import can_move, count_ports_per_instance
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.experiments.routing.watch import Watch
-from runners.load.block_prompts import BlockShape, prompt_ids
+from runners.load.block_prompts import BlockShape, make_prompt_ids
 from runners.load.messages import LoadError
 from runners.load.process import run_replay
 from runners.load.replay_messages import ReplayOutcome, ReplayTick
@@ -49,12 +49,12 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         configs=(cell.config,) * len(roles),
         roles=roles,
         folder=TrialLayout(folder).instances,
-        ports=ports_per_instance(grid, ports_needed(config)),
+        ports=count_ports_per_instance(grid, count_ports_needed(config)),
         events=grid.router.index == "events",
         gpus=grid.gpus,
         transfer_log=can_move(config, context.profile.engine.kind),
-        args=_size_args(cell.params.get("kv_cache_memory_bytes")),
-        decode_args=_size_args(grid.decode_kv_cache_memory_bytes),
+        args=_make_size_args(cell.params.get("kv_cache_memory_bytes")),
+        decode_args=_make_size_args(grid.decode_kv_cache_memory_bytes),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay_trace(cell, grid, members, folder, context)
@@ -75,14 +75,14 @@ async def _replay_trace(
         shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         instances = _list_instances(cell, grid, members, shapes, context)
-        block = common_block_tokens(shapes.values(), "the trace's bound is not defined for them")
+        block = require_common_block_tokens(shapes.values(), "the trace's bound is not defined for them")
         spec = make_router_spec(cell, grid, instances, folder, _choose_prewarm(cell, context))
-        async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
+        async with RouterProcess(spec, written.router_spec, watch.note_router_tick) as router:
             path = context.layout.trace_of(cell.params.get("trace", ""))
             replay = make_replay_spec(cell, grid, context.profile.model, router.url, path, block, folder)
 
             def tick(progress: ReplayTick) -> None:
-                watch.replay_tick(progress)
+                watch.note_replay_tick(progress)
                 if not router.alive:
                     cut.set()  # `router.end` says why
 
@@ -112,7 +112,7 @@ async def replay_behind(
         raise
 
 
-def _size_args(size: int | None) -> tuple[str, ...]:
+def _make_size_args(size: int | None) -> tuple[str, ...]:
     """vLLM takes the last of several values."""
     return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
@@ -163,4 +163,4 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
         cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
     )
     prefix = Turn(arrival_s=0.0, input_tokens=len(hashes) * facts.block_tokens, output_tokens=1, hashes=hashes)
-    return Prewarm(model.served_name, tuple(prompt_ids(shape, "", 0, prefix).tolist()))
+    return Prewarm(model.served_name, tuple(make_prompt_ids(shape, "", 0, prefix).tolist()))

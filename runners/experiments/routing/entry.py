@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from state.workspace import Workspace
 
 
-def _cell_runner(grid: Grid, context: RunContext) -> Routing:
+def _make_cell_runner(grid: Grid, context: RunContext) -> Routing:
     from runners.experiments.routing.experiment import Routing  # it loads the analysis; a plan needs none
 
     return Routing(grid, context)
@@ -30,7 +30,7 @@ def _describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
 ENTRY = Experiment(
     name=EXPERIMENT,
     draft_plan=draft_plan,
-    cell_runner=_cell_runner,
+    cell_runner=_make_cell_runner,
     describe_precision=_describe_precision,
     option_help={
         "configs": "for all engines",

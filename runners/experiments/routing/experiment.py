@@ -18,7 +18,7 @@ from results.records.plan import CellPlan
 from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.routing.write import write_results
-from results.statistics.estimates import floats_or_nan, percentile
+from results.statistics.estimates import convert_to_floats, percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.patched_cells import PatchedCells, RunCell
@@ -26,7 +26,7 @@ from runners.experiments.routing.artifacts import adopt_cell
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
-from runners.experiments.routing.plan import needs_patches, why_no_trace
+from runners.experiments.routing.plan import explain_no_trace, needs_patches
 from runners.experiments.routing.simulation import SimulatedCells
 from runners.experiments.routing.trace import require_trace, run_trace_cell
 from state.model import RunView
@@ -49,18 +49,18 @@ class Routing(PatchedCells):
         }
         super().__init__(context, write_results, kinds)
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         """Nothing is measured with a config that failed its pre-flight, nor replayed without a trace."""
-        return (why_no_trace(view) if cell.kind == "replay" else "") or super().why_skip(cell, view)
+        return (explain_no_trace(view) if cell.kind == "replay" else "") or super().explain_skip(cell, view)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         """The outcome of a replay whose artifacts are all whole, or of an interference cell that has its rows."""
         if cell.kind == "replay":
             return adopt_cell(cell, self._context)
-        if cell.kind == "interference" and self._rows_of(cell).is_file():
+        if cell.kind == "interference" and self._name_rows_file(cell).is_file():
             self._gather_interference()
-            rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
-            return CellOutcome(_interference_headline(rows))
+            rows = decode_rows(self._name_rows_file(cell).read_bytes(), InterferenceRecord)
+            return CellOutcome(_make_interference_headline(rows))
         return None
 
     def _needs_patches(self, config: str) -> bool:
@@ -104,21 +104,21 @@ class Routing(PatchedCells):
             context.emit(CellProgressed(cell.cell, (number + 1) / spec.repeats))
 
         rows = await measure_interference(spec, instance.name, repeated)
-        await asyncio.to_thread(write_atomic, self._rows_of(cell), _encode_lines(rows))
+        await asyncio.to_thread(write_atomic, self._name_rows_file(cell), _encode_lines(rows))
         await asyncio.to_thread(self._gather_interference)
-        return CellOutcome(_interference_headline(rows))
+        return CellOutcome(_make_interference_headline(rows))
 
-    def _rows_of(self, cell: CellPlan) -> Path:
+    def _name_rows_file(self, cell: CellPlan) -> Path:
         """The file of a cell's rows: written whole, so that it is the cell's commit mark."""
-        return self._context.layout.interference_of(cell.params["prefill_tokens"])
+        return self._context.layout.name_interference_part(cell.params["prefill_tokens"])
 
     def _gather_interference(self) -> None:
         """Write `results/interference.jsonl` from the cells' own files."""
         layout = self._context.layout
-        write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.interference_parts()))
+        write_atomic(layout.interference, b"".join(path.read_bytes() for path in layout.list_interference_parts()))
 
 
-def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
+def _make_interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
     names = ("itl_before_s", "itl_during_s", "worst_gap_during_s", "prefill_ttft_s")
-    return {name: percentile(floats_or_nan(getattr(row, name) for row in rows), 0.5).value for name in names}
+    return {name: percentile(convert_to_floats(getattr(row, name) for row in rows), 0.5).value for name in names}

@@ -233,7 +233,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What tables call the policy; unique in the grid."""
         if policy.label:
             return policy.label
-        file = policy_file(policy.name)
+        file = find_policy_file(policy.name)
         stem = policy.name if file is None else file.stem
         changes = [f"{key}={_format_value(value)}" for key, value in sorted(policy.parameters.items())]
         changes += [f"transfer.{key}={_format_value(value)}" for key, value in sorted(policy.transfer.items())]
@@ -264,13 +264,13 @@ def is_drawn(choice: TraceChoice) -> bool:
     return choice.source == SYNTH or choice.sessions > 0 or choice.sessions_per_s > 0
 
 
-def policy_file(name: str) -> Path | None:
+def find_policy_file(name: str) -> Path | None:
     """The Python file that a policy's name points to (`FILE.py` or `FILE.py:Class`); None for one of Tracon's own."""
     path = name.partition(":")[0]
     return Path(path) if path.endswith(".py") else None
 
 
-def slug(label: str) -> str:
+def make_slug(label: str) -> str:
     """A label as part of a file name."""
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", label).strip("_.")
 
@@ -388,7 +388,7 @@ def _set_parameter(grid: Grid, key: str, value: object) -> Grid:
 
 
 def _check_grid(grid: Grid, where: str) -> None:
-    labels = [slug(grid.label(policy)) for policy in grid.policies]
+    labels = [make_slug(grid.label(policy)) for policy in grid.policies]
     pools = [policy.prefill_instances for policy in grid.policies]
     trace, replay, beside = grid.trace, grid.replay, grid.interference
     room = grid.decode_kv_cache_memory_bytes
@@ -445,7 +445,10 @@ def _load_problems(grid: Grid) -> list[tuple[bool, str]]:
     sizes = [policy.kv_cache_memory_bytes for policy in grid.policies]
     return [
         (bool(unknown), f"a policy replays {', '.join(unknown)}, which traces does not have"),
-        (any(slug(name) != name for name in names), "a name in traces may hold letters, digits, `.`, `=`, `+` and `-`"),
+        (
+            any(make_slug(name) != name for name in names),
+            "a name in traces may hold letters, digits, `.`, `=`, `+` and `-`",
+        ),
         (any(size is not UNSET and size < 1 for size in sizes), "kv_cache_memory_bytes must be at least 1"),
     ]
 
@@ -455,17 +458,17 @@ def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
     per_token, shared = grid.router.kv_bytes_per_token, grid.router.transfer
     problems = [
         (not (per_token is None or per_token >= 1), "router.kv_bytes_per_token must be at least 1"),
-        *_rule_problems("router.transfer", shared, grid.engine.scheduling),
+        *_list_rule_problems("router.transfer", shared, grid.engine.scheduling),
     ]
     for policy in grid.policies:
         if policy.transfer:
             where = f"policy {grid.label(policy)}: transfer"
             problems.append((not policy.moves_kv, f"{where} is for KV that is moved, and its moves_kv is false"))
-            problems += _rule_problems(where, shared | policy.transfer, grid.engine.scheduling)
+            problems += _list_rule_problems(where, shared | policy.transfer, grid.engine.scheduling)
     return problems
 
 
-def _rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str | None) -> list[tuple[bool, str]]:
+def _list_rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str | None) -> list[tuple[bool, str]]:
     known = TransferRules.__dataclass_fields__
     old = sorted(set(rules_table) & set(RENAMED_RULES))
     if old:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from launch.command import ports_needed
+from launch.command import count_ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
-from launch.transfer_request import transferring
+from launch.transfer_request import find_transferring
 from results.records.events import CellState
 from results.records.layout import sha256
 from results.records.plan import CellPlan, StagePlan
@@ -21,7 +21,7 @@ from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.cold_start import add_cold_starts
-from runners.experiments.engine_choice import counting_profile
+from runners.experiments.engine_choice import make_counting_profile
 from runners.experiments.gates import list_gates
 from runners.experiments.routing.engine_model import OTHER_ENGINE, describe_model, read_model
 from runners.experiments.routing.grid import (
@@ -30,10 +30,10 @@ from runners.experiments.routing.grid import (
     SYNTH,
     Grid,
     PolicyChoice,
+    find_policy_file,
     is_drawn,
-    policy_file,
+    make_slug,
     read_grid,
-    slug,
 )
 from runners.experiments.routing.variations import expand_variations
 from runners.experiments.settings import find_preset
@@ -74,7 +74,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         settings=settings,
     )
     grid = expand_variations(apply_options(grid, options))
-    profile = counting_profile(profile, grid.engine)
+    profile = make_counting_profile(profile, grid.engine)
     config = load_config(grid.config)
     seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
     model = None if grid.simulation is None else read_model(grid)
@@ -92,7 +92,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             patched=needs_patches(config, profile.engine.kind),
             moves_kv=moves_kv and (model is None or model.link is not None),
         ),
-        ports=0 if grid.simulation else grid.instances * ports_per_instance(grid, ports_needed(config)),
+        ports=0 if grid.simulation else grid.instances * count_ports_per_instance(grid, count_ports_needed(config)),
         needs_engine=grid.simulation is None,
         has_pace=grid.simulation is not None,
         inputs={
@@ -160,7 +160,7 @@ def _describe_grid(grid: Grid) -> dict[str, Any]:
     return described
 
 
-def ports_per_instance(grid: Grid, needed: int) -> int:
+def count_ports_per_instance(grid: Grid, needed: int) -> int:
     """Consecutive ports of one instance; `needed`: those of its config."""
     return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
 
@@ -172,7 +172,7 @@ def count_cores() -> int:
 
 def can_move(config: ConnectorConfig, kind: Kind) -> bool:
     """Whether engines of this config exchange KV, and so have a transfer log."""
-    return transferring(config, kind) is not None
+    return find_transferring(config, kind) is not None
 
 
 def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
@@ -204,21 +204,21 @@ def list_cells(
     trace = CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S)
     report = CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S)
     if grid.simulation is not None:
-        return [trace, *_trial_cells(grid, config, seed, 0.0, moves_kv), report]
+        return [trace, *_plan_trial_cells(grid, config, seed, 0.0, moves_kv), report]
     apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
     revert = CellPlan("analysis/patches", ANALYSIS, "revert", None, "patches removed", {}, PATCH_S)
     return [
         trace,
         *([apply] if patched else []),
         *list_gates([config], PREPARE, around_s + grid.preflight_s),
-        *_trial_cells(grid, config, seed, around_s, moves_kv),
-        *_interference_cells(grid, config, seed, around_s),
+        *_plan_trial_cells(grid, config, seed, around_s, moves_kv),
+        *_plan_interference_cells(grid, config, seed, around_s),
         *([revert] if patched else []),
         report,
     ]
 
 
-def why_no_trace(view: RunView) -> str:
+def explain_no_trace(view: RunView) -> str:
     """Why there is no trace to replay; empty where its cell has not failed."""
     trace = view.cells.get(TRACE_CELL)
     if trace is None or trace.state not in (CellState.FAILED, CellState.SKIPPED):
@@ -230,7 +230,7 @@ def estimate_sums(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     """The sums of the time estimate of the engine stages."""
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
     around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
-    count, repeat_s = len(grid.policies), _repeat_s(grid)
+    count, repeat_s = len(grid.policies), _estimate_repeat_s(grid)
     if grid.simulation is not None:
         cell = f"{grid.simulation.expected_cell_s:g} s on {count_cores()} cores"
         text = f"{grid.trials} trials x {count} policies x {cell}"
@@ -276,26 +276,26 @@ def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
     return grid.expected_replay_s * max(1.0, grid.time_scale(policy) / grid.replay.time_scale)
 
 
-def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
+def _plan_trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
     """Policies interleaved in random blocks: a drift over the run affects all of them alike."""
     draw = random.Random(seed)
     position = 0
     for trial in range(grid.trials):
         for policy in draw.sample(grid.policies, len(grid.policies)):
             yield CellPlan(
-                cell=f"{TRIALS}/{slug(grid.label(policy))}/t{trial}",
+                cell=f"{TRIALS}/{make_slug(grid.label(policy))}/t{trial}",
                 stage=TRIALS,
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=cell_params(grid, policy, seed, trial, position, moves_kv),
+                params=make_cell_params(grid, policy, seed, trial, position, moves_kv),
                 estimated_s=around_s + expect_replay_s(grid, policy),
                 trial=trial,
             )
             position += 1
 
 
-def cell_params(
+def make_cell_params(
     grid: Grid, policy: PolicyChoice, seed: int, trial: int, position: int, moves_kv: bool
 ) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
@@ -311,14 +311,14 @@ def cell_params(
         "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
         "reserved_output": policy.reserved_output,
         "time_scale": grid.time_scale(policy),
-        **own_load(policy),
+        **collect_own_load(policy),
         "position": position,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
-        **_number_trace(grid, own_load(policy).get("trace", ""), trial),
+        **_number_trace(grid, collect_own_load(policy).get("trace", ""), trial),
     }
 
 
-def own_load(policy: PolicyChoice) -> dict[str, Any]:
+def collect_own_load(policy: PolicyChoice) -> dict[str, Any]:
     """The policy's own KV cache, trace and variation, where it has them."""
     names = ("kv_cache_memory_bytes", "trace", "variation")
     return {name: value for name in names if (value := getattr(policy, name)) is not UNSET}
@@ -331,7 +331,7 @@ def _number_trace(grid: Grid, name: str, trial: int) -> dict[str, int]:
     return {"trace_number": trial if trial < _count_traces(grid, name) else 0}
 
 
-def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+def _plan_interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
     beside = grid.interference
     for index, tokens in enumerate(beside.prefill_tokens):
         params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
@@ -342,11 +342,11 @@ def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> 
             config=config,
             label=f"{tokens} tokens",
             params=params,
-            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if index == 0 else 0.0),
+            estimated_s=beside.repeats * _estimate_repeat_s(grid) + (around_s if index == 0 else 0.0),
         )
 
 
-def _repeat_s(grid: Grid) -> float:
+def _estimate_repeat_s(grid: Grid) -> float:
     return 2 * grid.interference.settle_s + DECODE_RUNS_S
 
 
@@ -383,7 +383,7 @@ def _require_policies(grid: Grid) -> None:
 
 def digest_files(grid: Grid) -> dict[str, str]:
     """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
-    files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
+    files = [file for policy in grid.policies if (file := find_policy_file(policy.name)) is not None]
     if grid.trace.source != SYNTH:
         files.append(Path(grid.trace.source))
     return {str(file): sha256(file) for file in files}

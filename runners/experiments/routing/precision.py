@@ -12,7 +12,7 @@ from results.records.plan import RunPlan
 from results.routing.launch_noise import NAMED_EFFECT, TrialNoise, plan_trials
 from results.routing.loads import strip_load
 from results.statistics.blocks import POWER, show_count
-from results.statistics.pairwise import detectable_pair
+from results.statistics.pairwise import compute_detectable_pair
 from results.statistics.trials import MIN_PAIRED
 from runners.experiments.earlier_runs import PLANNED_LAUNCHES, describe_no_sigma, find_newest
 from state.workspace import RunEntry, Workspace
@@ -32,7 +32,7 @@ def describe_precision(plan: RunPlan, workspace: Workspace) -> tuple[str, ...]:
     counts = sorted({grid["trials"], *PLANNED_LAUNCHES})
     newest = find_newest(plan, workspace, _read_noise)
     sigma = 1.0 if newest is None else newest[1].sigma
-    effects = [detectable_pair(sigma, count, policies) for count in counts]
+    effects = [compute_detectable_pair(sigma, count, policies) for count in counts]
     if newest is None:
         detected = ", ".join(f"{effect:.2f} sigma with {count}" for count, effect in zip(counts, effects, strict=True))
         return (

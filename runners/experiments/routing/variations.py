@@ -16,7 +16,7 @@ from results.records.simulation_spec import Link
 from runners.errors import RunnerError
 from runners.experiments.routing.engine_model import OTHER_ENGINE, read_model, shape_model
 from runners.experiments.routing.grid import POOLED, Grid, PolicyChoice
-from runners.simulator.engine_file import EngineFile, engine_names
+from runners.simulator.engine_file import EngineFile, list_engine_names
 
 OTHER_TRACE = "trace="
 ARRIVALS = "arrival_rate"
@@ -32,9 +32,9 @@ def expand_variations(grid: Grid) -> Grid:
         return grid
     if grid.simulation is None:
         raise RunnerError("only a simulated run has coefficients to vary", remedy="add --simulated")
-    unknown = [name for name in grid.further_engines if name not in engine_names()]
+    unknown = [name for name in grid.further_engines if name not in list_engine_names()]
     if unknown:
-        known = ", ".join(engine_names())
+        known = ", ".join(list_engine_names())
         raise RunnerError(f"sensitivity.engines: {unknown[0]} does not come with Tracon", remedy=f"there are {known}")
     varied = tuple(
         _vary_policy(grid, policy, variation)

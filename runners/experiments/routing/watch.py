@@ -75,21 +75,21 @@ class Watch:
     ) -> None:
         self._file.close()
 
-    def router_tick(self, tick: RouterTick) -> None:
+    def note_router_tick(self, tick: RouterTick) -> None:
         """The router's second, and what became of migrations in it."""
         self._routed = {load.instance: load for load in tick.instances}
         cell, begin_s = self._cell.cell, self._unix_of_ns
         moves = (migration_changed(cell, move, begin_s + move.t_ns / 1e9) for move in tick.migrations)
-        lines = tuple(routed_line(pick, begin_s + pick.t_ns / 1e9) for pick in tick.latest)
+        lines = tuple(make_routed_line(pick, begin_s + pick.t_ns / 1e9) for pick in tick.latest)
         self._emit(*moves, router_sampled(cell, tick, self._facts, self._latency, lines))
 
-    def replay_tick(self, tick: ReplayTick) -> None:
+    def note_replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
         self._latency = LiveLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
         t_ns = time.perf_counter_ns()
         samples = [self._take_sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
-        events = instances_sampled(self._cell.cell, samples, tick, self._facts)
+        events = make_instances_sampled(self._cell.cell, samples, tick, self._facts)
         note = f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"
         self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, note))
         if not all(member.engine.alive() for member in self._members):
@@ -142,9 +142,11 @@ class SimulatedWatch:
             return now_s - (now_ns - t_ns) / 1e9 / speed
 
         # a pick that several ticks list keeps its first time: it is one decision
-        self._lines = {pick: self._lines.get(pick) or routed_line(pick, unix_s(pick.t_ns)) for pick in router.latest}
+        self._lines = {
+            pick: self._lines.get(pick) or make_routed_line(pick, unix_s(pick.t_ns)) for pick in router.latest
+        }
         latency = LiveLatency(replay.ttft_p50_s, replay.ttft_p90_s, replay.tpot_p50_s, replay.tpot_p90_s)
-        sampled = instances_sampled(cell, tick.engines, replay, self._facts) if self._names else ()
+        sampled = make_instances_sampled(cell, tick.engines, replay, self._facts) if self._names else ()
         note = f"{replay.completed} turns, {replay.elapsed_s:.0f} simulated s"
         self._emit(
             *(migration_changed(cell, move, unix_s(move.t_ns)) for move in router.migrations),
@@ -154,7 +156,7 @@ class SimulatedWatch:
         )
 
 
-def instances_sampled(
+def make_instances_sampled(
     cell: str, samples: Sequence[EngineSample], tick: ReplayTick, facts: Mapping[str, EngineFacts]
 ) -> Iterator[InstanceSampled]:
     """Each engine's second as the journal keeps it, with what the client saw of it."""
@@ -198,7 +200,7 @@ def router_sampled(
     )
 
 
-def routed_line(pick: TickPick, t_unix_s: float) -> RoutedLine:
+def make_routed_line(pick: TickPick, t_unix_s: float) -> RoutedLine:
     """A pick as the journal keeps it."""
     return RoutedLine(t_unix_s, pick.request, pick.session, pick.instance, pick.reason)
 

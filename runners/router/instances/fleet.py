@@ -20,7 +20,7 @@ from runners.router.instances.kv_events import BLOCKS_LIMIT, EventIndex, KvEvent
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve_instance
 from runners.router.messages import RouterError
-from runners.router.prefix_index import PrefixIndex, block_keys
+from runners.router.prefix_index import PrefixIndex, make_block_keys
 from runners.router.reporting import Report
 
 ASK_S = 3.0
@@ -172,7 +172,7 @@ class Fleet:
         asked = {"model": prompt.model, "prompt": prompt.token_ids, "max_tokens": 1, "temperature": 0}
         body = msgspec.json.encode(asked)
         await asyncio.gather(*(self._compute_prompt(instance, body) for instance in self.specs))
-        keys = block_keys(prompt.token_ids, self.block_tokens)
+        keys = make_block_keys(prompt.token_ids, self.block_tokens)
         for name, index in self.indexes.items():
             index.insert_keys(keys)
             if self._spec.index == "approximate":  # with `events` the engines report its blocks
@@ -272,10 +272,10 @@ class Fleet:
 async def ask_cache(pool: Pool) -> CacheFacts:
     """The KV cache facts in an engine's `/metrics`; all None if it cannot be asked."""
     page = await fetch_metrics(pool, ASK_S)
-    return CacheFacts() if page is None else cache_facts(page)
+    return CacheFacts() if page is None else read_cache_facts(page)
 
 
-def cache_facts(page: bytes) -> CacheFacts:
+def read_cache_facts(page: bytes) -> CacheFacts:
     """The facts in a page of vLLM's metrics (`vllm:cache_config_info`), of its first engine."""
     line = _CACHE_CONFIG.search(page)
     labels = dict(_LABEL.findall(line[1])) if line else {}

@@ -36,21 +36,21 @@ class _InternalRequest:
         if self._sent is not None:
             self._sent(t_first_byte_ns)
 
-    def head_received(self, answer: Answer) -> bool:
+    def receive_head(self, answer: Answer) -> bool:
         self.answer = answer
         return True
 
-    def body_received(self, data: bytes) -> None:
+    def receive_body(self, data: bytes) -> None:
         self.data += data
         if len(self.data) > BODY_LIMIT_BYTES and not self.done.done():
             failure = Failure("protocol", f"a body of more than {BODY_LIMIT_BYTES} bytes")
             self.done.set_exception(InternalRequestFailed(failure))
 
-    def response_ended(self, *, proven: bool) -> None:
+    def end_response(self, *, proven: bool) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
-    def request_failed(self, failure: Failure) -> None:
+    def fail_request(self, failure: Failure) -> None:
         if not self.done.done():
             self.done.set_exception(InternalRequestFailed(failure))
 

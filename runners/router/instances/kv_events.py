@@ -13,7 +13,7 @@ import msgspec
 
 from results.records.instance_events import InstanceChange, InstanceEvent
 from runners.errors import RunnerError
-from runners.router.prefix_index import chain_key
+from runners.router.prefix_index import make_chained_key
 from runners.router.reporting import Report, ignore_event
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class EventIndex:
             return keys
         for index, name in enumerate(event.block_hashes):
             try:
-                parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
+                parent = make_chained_key(parent, event.token_ids[index * size : (index + 1) * size])
             except OverflowError:  # an invalid token id, below 0 or beyond 64 bits
                 break
             if name not in self._keys:

@@ -57,7 +57,7 @@ class Probes:
     async def _watch_instance(self, instance: str) -> None:
         wake = self._wake[instance]
         while True:
-            is_closed = self.health.state_of(instance) is BreakerState.CLOSED
+            is_closed = self.health.find_state(instance) is BreakerState.CLOSED
             pause_s = self._rules.probe_interval_s if is_closed else self._rules.open_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

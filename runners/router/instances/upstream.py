@@ -75,16 +75,16 @@ class Caller(Protocol):
         the request before this call, but not before that time.
         """
 
-    def head_received(self, answer: Answer) -> bool:
+    def receive_head(self, answer: Answer) -> bool:
         """The head has arrived. False = drop the connection and the response."""
 
-    def body_received(self, data: bytes) -> None:
+    def receive_body(self, data: bytes) -> None:
         """The next bytes of the body; an empty body is one call without bytes."""
 
-    def response_ended(self, *, proven: bool) -> None:
+    def end_response(self, *, proven: bool) -> None:
         """The response is complete. Not `proven`: it ended with its connection, so it may be truncated."""
 
-    def request_failed(self, failure: Failure) -> None:
+    def fail_request(self, failure: Failure) -> None:
         """The response will not be complete; the connection is gone."""
 
 
@@ -190,7 +190,7 @@ class InstanceConnection(asyncio.Protocol):
             and data.endswith(b"\r\n")
         ):
             caller.t_read_s = monotonic()
-            caller.body_received(data)
+            caller.receive_body(data)
         else:
             self._parse_response(caller, data)
 
@@ -224,13 +224,13 @@ class InstanceConnection(asyncio.Protocol):
             return
         answer = self._answer
         if answer is not None and not answer.chunked and not answer.sized and exc is None:
-            caller.response_ended(proven=False)
+            caller.end_response(proven=False)
         elif payload and self.pooled and not self._bytes_seen:
             self._pool.send_again(caller, payload)
         else:
             why = f" ({exc})" if exc is not None else ""
             when = "mid-response" if self._bytes_seen else "before any byte of the response"
-            caller.request_failed(Failure("closed", f"connection closed {when}{why}"))
+            caller.fail_request(Failure("closed", f"connection closed {when}{why}"))
 
     # httptools
     def on_message_begin(self) -> None:
@@ -286,7 +286,7 @@ class InstanceConnection(asyncio.Protocol):
         self._gathered = b""
         self._answer = answer = _read_head(self._parser.get_status_code(), self._headers)
         self._guarded = answer.chunked and answer.events
-        if not caller.head_received(answer):
+        if not caller.receive_head(answer):
             self.drop_connection()
         elif body or self._complete:
             self._pass_on(caller, body)
@@ -295,10 +295,10 @@ class InstanceConnection(asyncio.Protocol):
 
     def _pass_on(self, caller: Caller, data: bytes) -> None:
         if self._guarded:
-            data = self._whole_chunks(data)
+            data = self._take_whole_chunks(data)
             if not data:
                 return
-        caller.body_received(data)
+        caller.receive_body(data)
         if self._complete and self.caller is caller:
             self._finish_response(caller)
 
@@ -310,9 +310,9 @@ class InstanceConnection(asyncio.Protocol):
             self._pool.give_back(self)
         else:
             self.drop_connection()
-        caller.response_ended(proven=True)
+        caller.end_response(proven=True)
 
-    def _whole_chunks(self, data: bytes) -> bytes:
+    def _take_whole_chunks(self, data: bytes) -> bytes:
         """The bytes up to the end of the last whole chunk; the rest is held until the chunk is complete."""
         if self._held:
             data = self._held + data
@@ -320,7 +320,7 @@ class InstanceConnection(asyncio.Protocol):
         if self._complete or self.torn or self._between_chunks:
             self._held = b""
             return data
-        cut = whole_chunks(data)
+        cut = measure_whole_chunks(data)
         self._held = data[cut:]
         if len(self._held) > HELD_LIMIT_BYTES:
             self.torn, self._held = True, b""
@@ -331,7 +331,7 @@ class InstanceConnection(asyncio.Protocol):
         caller = self.caller
         self.drop_connection()
         if caller is not None:
-            caller.request_failed(failure)
+            caller.fail_request(failure)
 
 
 _SPENT = httptools.HttpResponseParser(object())
@@ -352,7 +352,7 @@ def _list_size_lines() -> tuple[bytes, ...]:
 _SIZE_LINES = _list_size_lines()
 
 
-def whole_chunks(data: bytes) -> int:
+def measure_whole_chunks(data: bytes) -> int:
     """Length in bytes of the whole HTTP chunks at the beginning of `data`, which starts with a size line."""
     position = 0
     while True:
@@ -474,10 +474,10 @@ class Pool:
             if connection.transport is not None:
                 connection.send_request(caller, payload, pooled=False)
             else:
-                caller.request_failed(Failure("closed", "connection closed as soon as it was made"))
+                caller.fail_request(Failure("closed", "connection closed as soon as it was made"))
             return
         if self._connecting.pop(caller, None) is not None:
-            caller.request_failed(failure)
+            caller.fail_request(failure)
 
     async def _open_connection(self) -> InstanceConnection:
         target = self.target

@@ -66,7 +66,7 @@ class PolicyInfo(msgspec.Struct, frozen=True):
     parameters: tuple[ParameterInfo, ...]
 
 
-def policy_class(name_or_path: str) -> type[Policy]:
+def find_policy_class(name_or_path: str) -> type[Policy]:
     """The policy of that name, or the one in a Python file (`FILE.py`, or `FILE.py:Class` if it has several)."""
     if name_or_path in POLICIES:
         return POLICIES[name_or_path]
@@ -86,7 +86,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
 
     Raises PolicyError naming the policy and the parameter that is unknown, missing or out of range.
     """
-    cls = policy_class(name_or_path)
+    cls = find_policy_class(name_or_path)
     known = tuple(inspect.signature(cls).parameters)
     for name in parameters:
         if name not in known:
@@ -114,7 +114,7 @@ def _require_parameters(cls: type[Policy], parameters: Mapping[str, object]) -> 
         )
 
 
-def parameters_of(policy: Policy) -> dict[str, Any]:
+def list_parameters(policy: Policy) -> dict[str, Any]:
     """A policy's parameters with their values, for configs and reports; {} for a class without declared fields."""
     return dict(msgspec.to_builtins(policy)) if _has_fields(type(policy)) else {}
 

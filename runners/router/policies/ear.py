@@ -15,7 +15,7 @@ from runners.router.policies.policy import (
     Weighing,
     WholePolicy,
     draft_for,
-    owner_is_paused,
+    is_owner_paused,
     weigh_instances,
 )
 
@@ -93,30 +93,30 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
     def _stay_or_move(self, turn: _Turn) -> Draft:
         """The migration trigger of 4.3.1, then the warm path of 4.2."""
         gates = self._check_trigger(turn) if self.migration else ()
-        blocked = _reason_to_stay(gates)
+        blocked = _find_reason_to_stay(gates)
         if not gates or blocked:
             return self._decide_stay(turn, turn.may, blocked or "bound", gates)
         unfit = _find_unfit(turn)
-        gates = (*gates, _target_gate(turn, unfit))
-        if _reason_to_stay(gates):
-            return self._decide_stay(turn, turn.may.rule_out(unfit), _reason_to_stay(gates), gates)
+        gates = (*gates, _check_target(turn, unfit))
+        if _find_reason_to_stay(gates):
+            return self._decide_stay(turn, turn.may.rule_out(unfit), _find_reason_to_stay(gates), gates)
         return self._decide_move(turn, unfit, gates)
 
     def _place_or_move(self, turn: _Turn) -> Draft:
         """Without affinity: place the turn as a new one; if its owner is hot, its KV moves with it."""
         weighing = self._weigh_pending(turn.request, turn.cluster, turn.may)
         gates = self._check_trigger(turn) if self.migration and weighing.find_lowest() is not turn.owner else ()
-        if gates and not _reason_to_stay(gates):
+        if gates and not _find_reason_to_stay(gates):
             unfit = _find_unfit(turn)
-            gates = (*gates, _target_gate(turn, unfit))
-            if not _reason_to_stay(gates):
+            gates = (*gates, _check_target(turn, unfit))
+            if not _find_reason_to_stay(gates):
                 return self._decide_move(turn, unfit, gates)
         return draft_for(self.name, turn.may, weighing, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
     def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Draft:
         """The cold start of 4.2, also for a session whose owner cannot be picked: no KV moves, no cooldown applies."""
         reason, binds = "cold", True
-        if owner_is_paused(request, cluster):
+        if is_owner_paused(request, cluster):
             reason, binds = "owner_paused", False
         elif request.owner:
             reason = "fallback_owner_down"
@@ -178,7 +178,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         )
 
 
-def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
+def _find_reason_to_stay(gates: tuple[Gate, ...]) -> str:
     """The reason code of the first failed gate; empty = none failed."""
     failed = next((gate.name for gate in gates if not gate.passed), "")
     return STAYS[failed] if failed else ""
@@ -212,7 +212,7 @@ def _find_unfit(turn: _Turn) -> dict[str, str]:
     return unfit
 
 
-def _target_gate(turn: _Turn, unfit: Mapping[str, str]) -> Gate:
+def _check_target(turn: _Turn, unfit: Mapping[str, str]) -> Gate:
     count = len(turn.may.loads) - 1 - len(unfit)
     need = _count_needed(turn.request)
     text = f"{count} instances are less busy than {turn.owner.instance} and have room for {need} KV tokens >= 1"

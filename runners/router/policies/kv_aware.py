@@ -20,7 +20,7 @@ from runners.router.policies.policy import (
     cached_share,
     draft_for,
     find_pickable,
-    owner_is_paused,
+    is_owner_paused,
     weigh_prefill_work,
 )
 
@@ -152,7 +152,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         if direct.passed:
             return msgspec.structs.replace(decision, gates=(*decision.gates, direct))
         up = find_pickable(request, cluster, ("prefill",)).loads
-        full = {load.instance: why for load in up if (why := _why_no_room(load, request.input_tokens + 1))}
+        full = {load.instance: why for load in up if (why := _explain_no_room(load, request.input_tokens + 1))}
         able = [load for load in up if load.instance not in full]
         text = (
             f"{len(able)} prefill instances can be picked and have room for the prompt >= 1; with none "
@@ -181,7 +181,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         """Q1.E: rule out instances whose KV pool is too full, unless all are."""
         if self.backpressure_above is None:
             return may
-        used = {load.instance: _pool_used(load) for load in may.loads}
+        used = {load.instance: _compute_pool_used(load) for load in may.loads}
         limit = format_percent(self.backpressure_above)
         full = {
             name: f"back-pressure: its KV pool is {format_percent(share)} full > {limit}"
@@ -216,8 +216,8 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         """Its score and the terms of the score."""
         sticky = int(load.instance == request.owner)
         blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
-        overlap = self._counted_overlap(request, blocks) * self._weigh_block(load, loads)
-        floor = self._floor_bonus(load, cluster) if self._gets_floor(request, sticky) else 0
+        overlap = self._count_overlap(request, blocks) * self._weigh_block(load, loads)
+        floor = self._compute_floor_bonus(load, cluster) if self._gets_floor(request, sticky) else 0
         cold = self.cold_bonus if not sticky and self._count_sessions(load) == 0 else 0
         value = overlap + self.sticky_bonus * sticky + floor + cold
         turn = (index - cluster.fallbacks) % len(loads) if self.tie == "rr" else index
@@ -234,7 +234,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         }
         return score, terms
 
-    def _counted_overlap(self, request: RoutedRequest, blocks: int) -> int:
+    def _count_overlap(self, request: RoutedRequest, blocks: int) -> int:
         """Q2.F: the overlap in blocks; 0 below the thresholds."""
         share = blocks * request.block_tokens / request.input_tokens if request.input_tokens > 0 else 0.0
         material = (not self.min_overlap_blocks or blocks > self.min_overlap_blocks) and (
@@ -252,7 +252,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     def _gets_floor(self, request: RoutedRequest, sticky: int) -> bool:
         return not request.owner if self.floor_gate == "unowned" else not sticky
 
-    def _floor_bonus(self, load: InstanceLoad, cluster: ClusterView) -> int:
+    def _compute_floor_bonus(self, load: InstanceLoad, cluster: ClusterView) -> int:
         """Q2.B: the bonus in blocks, truncated as in the specification's sketch.
 
         All instances that decode are counted, as there: a pause of one changes no bonus of the others.
@@ -290,13 +290,13 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         if not owner or chosen == owner:
             return "owner" if owner else "cold"
         if may.find_load(owner) is None:
-            return "owner_paused" if owner_is_paused(request, cluster) else "fallback_owner_down"
+            return "owner_paused" if is_owner_paused(request, cluster) else "fallback_owner_down"
         if roomy.find_load(owner) is None:
             return "backpressure"
         return "left_owner" if left.find_load(owner) else "reject_migration"
 
 
-def _why_no_room(load: InstanceLoad, need: int) -> str:
+def _explain_no_room(load: InstanceLoad, need: int) -> str:
     """Empty = it fits, or the capacity is unknown."""
     free = load.free_kv_tokens
     return "" if free is None or free >= need else f"{free} KV tokens free, {need} needed for the prompt"
@@ -306,7 +306,7 @@ def _describe_refusals(name: str, count: int) -> str:
     return f"{name} refused this session {count} times in a row"
 
 
-def _pool_used(load: InstanceLoad) -> float:
+def _compute_pool_used(load: InstanceLoad) -> float:
     """Share of the KV pool in use by the router's count, 0 to 1; 0 if its size is unknown."""
     if not load.kv_capacity_tokens or load.free_kv_tokens is None:
         return 0.0

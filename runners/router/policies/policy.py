@@ -103,7 +103,7 @@ def find_pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[
             return Pickable(cluster.instances, ())
     loads, out = [], []
     for load in cluster.instances:
-        why = _why_barred(request, load, roles)
+        why = _explain_barred(request, load, roles)
         if why:
             out.append(Candidate(load.instance, (), ruled_out=why))
         else:
@@ -142,7 +142,7 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metac
         """Decide among the instances of `may`, which has at least one."""
 
 
-def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:
+def _explain_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:
     if load.instance in request.tried:
         return "failed this request already"
     if not load.available:
@@ -150,7 +150,7 @@ def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role
     return "" if load.role in roles else f"its role is {load.role}"
 
 
-def owner_is_paused(request: RoutedRequest, cluster: ClusterView) -> bool:
+def is_owner_paused(request: RoutedRequest, cluster: ClusterView) -> bool:
     """The session's owner is available but paused: another instance may serve this request, without a rebind."""
     return any(
         load.instance == request.owner and load.available and load.paused_for_s > 0 for load in cluster.instances
@@ -170,7 +170,10 @@ def weigh_instances(
     counter: int,
     terms: Callable[[InstanceLoad], Mapping[str, float]] | None = None,
 ) -> Weighing:
-    """Weigh each instance by `score` of its load and new tokens, then by the tie-break; `terms` add to `load_terms`."""
+    """Weigh each instance by `score` of its load and new tokens, then by the tie-break.
+
+    `terms` add to `make_load_terms`.
+    """
 
     def make_scores() -> list[tuple[float, ...]]:
         cached, tokens, count = request.cached_tokens, request.input_tokens, len(loads)
@@ -181,7 +184,7 @@ def weigh_instances(
         ]
 
     def list_terms(load: InstanceLoad) -> Mapping[str, float]:
-        shown = load_terms(request, load)
+        shown = make_load_terms(request, load)
         if terms is not None:
             shown.update(terms(load))
         return shown
@@ -206,7 +209,7 @@ def cached_share(request: RoutedRequest, instance: str) -> float:
     return request.cached_tokens.get(instance, 0) / request.input_tokens if request.input_tokens > 0 else 0.0
 
 
-def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
+def make_load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
     """The terms that most scores use."""
     cached = request.cached_tokens.get(load.instance, 0)
     return {

@@ -70,7 +70,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """P = argmin (pending prefill + new tokens) where the prompt fits; D = argmax free KV where prompt and reserved
         output fit."""
-        names = self._prefill_names(cluster)
+        names = self._find_prefill_names(cluster)
         may = find_pickable(request, cluster, ("both", "prefill", "decode"))
         first = [load for load in may.loads if load.instance in names]
         second = [load for load in may.loads if load.instance not in names]
@@ -106,7 +106,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             advances=True,
         )
 
-    def _prefill_names(self, cluster: ClusterView) -> set[str]:
+    def _find_prefill_names(self, cluster: ClusterView) -> set[str]:
         """The instances with the prefill role, else the first N names, available or not."""
         roles = {load.instance for load in cluster.instances if load.role == "prefill"}
         return roles or {load.instance for load in cluster.instances[: self.prefill_count]}

@@ -20,8 +20,8 @@ from runners.router.policies.policy import (
     Weighing,
     WholePolicy,
     draft_for,
-    load_terms,
-    owner_is_paused,
+    is_owner_paused,
+    make_load_terms,
 )
 
 REASONS: Mapping[str, str] = {
@@ -78,14 +78,14 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         owner = may.find_load(request.owner) if self.rebind else None
         if owner is not None:
             return draft_for(self.name, may, weighing, KEYS, "bound", winner=owner, binds=True)
-        if owner_is_paused(request, cluster):
+        if is_owner_paused(request, cluster):
             return draft_for(self.name, may, weighing, KEYS, "owner_paused")
         lost = self.rebind and request.owner != ""
         return draft_for(self.name, may, weighing, KEYS, "owner_down" if lost else "hashed", binds=True)
 
     def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Weighing:
         members = [load for load in cluster.instances if load.role in WHOLE]
-        order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
+        order = make_placing_order(request.session, [load.instance for load in members], self.place, self.points)
         rank = {name: index for index, name in enumerate(order)}
         limit = math.inf
         if self.bound is not None:
@@ -93,11 +93,11 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         return Weighing(
             may.loads,
             lambda: [(int(load.active_sessions + 1 > limit), rank[load.instance]) for load in may.loads],
-            lambda load: load_terms(request, load) | {"active_sessions": load.active_sessions},
+            lambda load: make_load_terms(request, load) | {"active_sessions": load.active_sessions},
         )
 
 
-def placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:
+def make_placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:
     """All instances in the session's order of preference; the same in every process."""
     if place == "modulo":
         start = _hash_text(session) % len(names)

@@ -16,8 +16,8 @@ from runners.router.policies.policy import (
     WholePolicy,
     cached_share,
     draft_for,
+    is_owner_paused,
     new_tokens,
-    owner_is_paused,
     weigh_instances,
 )
 
@@ -111,7 +111,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             COLD_KEYS if cold and self.spread_cold else KEYS,
             _name_fallback(request, owner, gates),
             gates=gates,
-            binds=cold or (self.update_affinity and not owner_is_paused(request, cluster)),
+            binds=cold or (self.update_affinity and not is_owner_paused(request, cluster)),
             advances=True,
         )
 
@@ -212,16 +212,16 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
         weighing = weigh_instances(
             request,
             may.loads,
-            lambda load, new: (sum(self._cost_parts(request, load).values()),),
+            lambda load, new: (sum(self._compute_cost_parts(request, load).values()),),
             self.tie,
             cluster.fallbacks,
-            lambda load: self._cost_parts(request, load),
+            lambda load: self._compute_cost_parts(request, load),
         )
         keys = ("cost_s", "turns_away")
         owner = may.find_load(request.owner)
         if owner is None:
             reason = "fallback_owner_down" if request.owner else "cold"
-            binds = not owner_is_paused(request, cluster)
+            binds = not is_owner_paused(request, cluster)
             return draft_for(self.name, may, weighing, keys, reason, binds=binds, advances=True)
         gates = self._check_gates(owner, weighing)
         if all(gate.passed for gate in gates):
@@ -229,7 +229,7 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
         reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
         return draft_for(self.name, may, weighing, keys, reason, gates=gates, binds=True, advances=True)
 
-    def _cost_parts(self, request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
+    def _compute_cost_parts(self, request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
         return {
             "contention_s": load.num_requests * self.decode_iteration_s,
             "queue_s": load.pending_prefill_tokens / self.prefill_throughput,

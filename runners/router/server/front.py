@@ -20,7 +20,7 @@ import msgspec
 from results.records.visible import visible
 from runners.router.instances.upstream import CONNECTION_ALONE, HEAD_LIMIT_BYTES, drop_named_headers
 from runners.router.server.held_bytes import AHEAD_LIMIT_BYTES, LARGE_HEAD_BYTES, HeldBytes, HeldTotal, measure_head
-from runners.router.server.http_message import HttpRequest, status_line
+from runners.router.server.http_message import HttpRequest, format_status_line
 
 HEADER_LIMIT = 256
 """Headers of a request: parsed, each takes twenty times its bytes on the wire."""
@@ -170,11 +170,11 @@ class ClientConnection(asyncio.Protocol):
                 if self._parser.get_method() == b"CONNECT":
                     self._reject_client(400, "the router is no tunnel: it takes no CONNECT", "bad_request")
                     return
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                data = self._make_head_without_upgrade() + data[upgrade.args[0] :]
                 self._clear_request()
                 self._parser = httptools.HttpRequestParser(self)
 
-    def _head_without_upgrade(self) -> bytes:
+    def _make_head_without_upgrade(self) -> bytes:
         lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
         parser = self._parser
         first = b"%b %b HTTP/%b\r\n" % (parser.get_method(), self._path, parser.get_http_version().encode())
@@ -330,7 +330,7 @@ class ClientConnection(asyncio.Protocol):
         self.write(
             b"%bcontent-type: %b\r\n%b%bcontent-length: %d\r\n\r\n%b"
             % (
-                status_line(status),
+                format_status_line(status),
                 content_type.encode(),
                 headers,
                 b"connection: close\r\n" if closing else b"",

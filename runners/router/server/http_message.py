@@ -13,7 +13,7 @@ STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".enc
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
 
-def status_line(status: int) -> bytes:
+def format_status_line(status: int) -> bytes:
     """The first line of a response; an instance may return a status that has no standard phrase."""
     return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
 

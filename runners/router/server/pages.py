@@ -28,13 +28,13 @@ import msgspec
 from results.records.declaration import explain_unknown_field
 from results.records.router_spec import InstanceSpec
 from runners.router.cluster import Cluster
-from runners.router.counts import Held, metrics_page
+from runners.router.counts import Held, make_metrics_page
 from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import BODY_LIMIT_BYTES, InternalRequestFailed, fetch_answer
 from runners.router.messages import RouterError
 from runners.router.server.front import ClientConnection
 from runners.router.server.http_message import HttpRequest
-from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
+from runners.router.server.paths import HEALTH, PASSED_ON, explain_not_passed_on
 from runners.router.sessions.bindings import Bindings
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
@@ -118,7 +118,7 @@ class Pages:
             elif path == ADMIN or path.startswith(ADMIN + "/"):
                 await self._answer_admin(connection, request, path.removeprefix(ADMIN).strip("/"))
             else:
-                status, why = why_not_passed_on(method, path)
+                status, why = explain_not_passed_on(method, path)
                 connection.refuse(status, why, "not_found")
         except RouterError as error:
             connection.refuse(409, f"{error}. {error.remedy}", "refused")
@@ -199,10 +199,10 @@ class Pages:
             self._server.backlog_bytes,
             {name: len(index) for name, index in self._fleet.indexes.items()},
         )
-        return metrics_page(self._traffic.counts, view, sessions, held, self._server.records_lost)
+        return make_metrics_page(self._traffic.counts, view, sessions, held, self._server.records_lost)
 
     async def _answer_admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
-        why = why_forbidden(connection, request)
+        why = explain_forbidden(connection, request)
         if why:
             connection.refuse(403, f"the operator's pages answer programs on this machine only: {why}", "forbidden")
             return
@@ -272,7 +272,7 @@ class Pages:
                     **msgspec.to_builtins(load),
                     "url": self._fleet.specs[load.instance].url,
                     "transfer": msgspec.to_builtins(self._fleet.specs[load.instance].transfer),
-                    "breaker": self._fleet.health.state_of(load.instance),
+                    "breaker": self._fleet.health.find_state(load.instance),
                     "sessions": self._bindings.count_active(load.instance),
                 }
                 for load in self._cluster.take_view().instances
@@ -284,7 +284,7 @@ class Pages:
         }
 
 
-def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
+def explain_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
     """Why a client may not use the operator's pages; empty = it may.
 
     A web page in a browser on this machine connects from this machine too. Its requests have `origin` or

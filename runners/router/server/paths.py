@@ -73,7 +73,7 @@ _CONTROLS = frozenset(
 _CONTROL_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/inference/v1/abort_requests")
 
 
-def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
+def explain_not_passed_on(method: str, path: str) -> tuple[int, str]:
     """HTTP status and message for a request that the router does not serve; `path`: without a slash at its end."""
     first = path.strip("/").partition("/")[0]
     if method == "OPTIONS":

@@ -19,7 +19,7 @@ import msgspec
 
 from results.records.visible import has_controls, visible
 from runners.router.dispatch import Request
-from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, session_name
+from runners.router.facts import LONG_BYTES, ClientMessage, Facts, read_facts, read_session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, InstanceConnection, Pool
 from runners.router.request_lifecycle import RequestLifecycle
@@ -35,7 +35,7 @@ from runners.router.response_facts import (
     read_error_event,
 )
 from runners.router.server.front import ClientConnection
-from runners.router.server.http_message import HttpRequest, status_line
+from runners.router.server.http_message import HttpRequest, format_status_line
 from runners.router.sessions.responses import StoredResponses
 from runners.router.traffic import Traffic
 
@@ -165,15 +165,15 @@ class ProxiedRequest(RequestLifecycle):
         self._client.finish(keep=answer.chunked)
 
     # the instance's side
-    def head_received(self, answer: Answer) -> bool:
+    def receive_head(self, answer: Answer) -> bool:
         self._answer = answer
         if not self.accept_head(answer.status, pause_s(answer.named, refusal=answer.status in REFUSALS)):
             return False
-        self._head = response_head(answer, self.instance, self._request.request)
+        self._head = make_response_head(answer, self.instance, self._request.request)
         self._holds_preamble = answer.events and self._message.path.startswith(RESPONSES)
         return True
 
-    def body_received(self, data: bytes) -> None:
+    def receive_body(self, data: bytes) -> None:
         if self._is_open:
             self._client.write(data)  # first
             self._tail.append(data)
@@ -218,13 +218,13 @@ class ProxiedRequest(RequestLifecycle):
         if not held or len(self._preamble) > PREAMBLE_LIMIT_BYTES:
             self._open_response(self._preamble)
 
-    def response_ended(self, *, proven: bool) -> None:
+    def end_response(self, *, proven: bool) -> None:
         tail = b"".join(self._tail) if self._answer.events else b""
         if not proven and self._answer.events and not is_done(tail):
-            self.request_failed(Failure("closed", "connection closed mid-stream"))
+            self.fail_request(Failure("closed", "connection closed mid-stream"))
             return
         if not self._is_open and not self._holds_preamble and is_done(self._preamble):
-            self.request_failed(Failure("event", NO_TOKEN))
+            self.fail_request(Failure("event", NO_TOKEN))
             return
         if not self._is_open:  # a stream that ended before any output, or an empty body
             self._open_response(self._preamble)
@@ -312,7 +312,7 @@ class Proxy:
         headers = http_request.named
         session = facts.session or (stored.session if stored else "")
         if b"x-session-id" in headers:
-            session = session_name(headers[b"x-session-id"]) or session
+            session = read_session_name(headers[b"x-session-id"]) or session
         if has_controls(session):
             connection.refuse(400, "the session id contains a control character", "bad_request")
             return
@@ -363,12 +363,12 @@ def _read_aside(
     asyncio.get_running_loop().run_in_executor(None, read).add_done_callback(end_reading)
 
 
-def response_head(answer: Answer, instance: str, request: str) -> bytes:
+def make_response_head(answer: Answer, instance: str, request: str) -> bytes:
     """The response head for the client, made of an instance's `answer` to `request`; the connection stays open."""
     lines = [*map(b": ".join, answer.headers), b"x-tracon-instance: %b" % instance.encode()]
     if b"x-request-id" not in answer.named:
         lines.append(b"x-request-id: %b" % request.encode("latin-1"))
-    return b"%b%b\r\n\r\n" % (status_line(answer.status), b"\r\n".join(lines))
+    return b"%b%b\r\n\r\n" % (format_status_line(answer.status), b"\r\n".join(lines))
 
 
 def last_event(message: str, instance: str, tail: bytes, *, named: bool, chunked: bool) -> bytes:

@@ -102,7 +102,7 @@ class Server:
         self._report = self._log_event if self._event_log.is_open else ignore_event
         self._driver = EventLoop()
         self._ledger = Ledger(self._log, self._counts, self._driver)
-        self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
+        self._shared = self._make_shared_bindings(spec) if spec.bindings.redis_url else None
         in_memory = Bindings(spec.max_sessions, spec.session_ttl_s)
         self._bindings = in_memory if self._shared is None else self._shared
         self._cluster = Cluster((), monotonic, self._bindings, self._report)
@@ -288,7 +288,7 @@ class Server:
                 return
             task = asyncio.get_running_loop().create_task(self._pages.answer(connection, request))
             self._pages_open.add(task)
-            task.add_done_callback(self._page_done)
+            task.add_done_callback(self._end_page)
         elif self.closing:
             connection.refuse(503, "the router is shutting down", "closing")
         elif request.version != "1.1":
@@ -300,7 +300,7 @@ class Server:
                 self._beat_within(self._pace_s)
             self._proxy.route_request(connection, request, chat=chat)
 
-    def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
+    def _make_shared_bindings(self, spec: RouterSpec) -> SharedBindings:
         from runners.router.sessions.shared_bindings import SharedBindings
 
         def names() -> tuple[str, ...]:
@@ -308,7 +308,7 @@ class Server:
 
         return SharedBindings(spec.bindings, self._counts, names, monotonic, spec.max_sessions, spec.session_ttl_s)
 
-    def _page_done(self, task: asyncio.Task[None]) -> None:
+    def _end_page(self, task: asyncio.Task[None]) -> None:
         self._pages_open.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -352,10 +352,10 @@ class Server:
             self._sweep_clients(now_s)
         if now_s >= due["tick"]:
             due["tick"] = max(now_s, due["tick"] + TICK_S)
-            self._each_second()
+            self._run_each_second()
         self._fleet.follow_events()  # last: events from engines must not delay the time limits
 
-    def _each_second(self) -> None:
+    def _run_each_second(self) -> None:
         for pool in self._fleet.pools.values():
             pool.close_idle()
         self._bindings.expire_sessions(monotonic())
@@ -392,7 +392,7 @@ class Server:
             t_end_ns=perf_counter_ns(),
             policy=self._policy.name,
             index=self._spec.index,
-            **counts.outcome_fields(),
+            **counts.make_outcome_fields(),
             decide_us_p50=counts.decide_quantile_us(0.5),
             decide_us_p99=counts.decide_quantile_us(0.99),
             records_lost=self._log.lost,

@@ -96,7 +96,7 @@ class Processes:
             try:
                 spec_path = Path(self._folder.name) / f"router-{number}.spec"
                 on_tick = partial(self._note_tick, number)
-                async with RouterProcess(self._spec_of(number), spec_path, on_tick) as process:
+                async with RouterProcess(self._make_spec(number), spec_path, on_tick) as process:
                     self._running[number] = process
                     self._own_ports[number] = urlsplit(process.ready.pages[0]).port or 0
                     if not ready.done():
@@ -115,7 +115,7 @@ class Processes:
                 sys.stderr.write(visible(f"router process {number} is started again: {why}\n"))
                 await asyncio.sleep(RESTART_S)
 
-    def _spec_of(self, number: int) -> RouterSpec:
+    def _make_spec(self, number: int) -> RouterSpec:
         assert self._port is not None
         return replace(
             self._spec,
@@ -159,8 +159,8 @@ class Processes:
             aborted=sum(outcome.aborted for outcome in outcomes),
             cut=sum(outcome.cut for outcome in outcomes),
             decisions=decisions,
-            decide_us_p50=_largest(outcome.decide_us_p50 for outcome in outcomes),
-            decide_us_p99=_largest(outcome.decide_us_p99 for outcome in outcomes),
+            decide_us_p50=_find_largest(outcome.decide_us_p50 for outcome in outcomes),
+            decide_us_p99=_find_largest(outcome.decide_us_p99 for outcome in outcomes),
             records_lost=sum(outcome.records_lost for outcome in outcomes),
             events_lost=sum(outcome.events_lost for outcome in outcomes),
             log_error=next((outcome.log_error for outcome in outcomes if outcome.log_error), ""),
@@ -238,5 +238,5 @@ def _merge_rows(name: str, ticks: Sequence[RouterTick]) -> TickInstance:
     )
 
 
-def _largest(values: Iterable[float | None]) -> float | None:
+def _find_largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)

@@ -98,7 +98,7 @@ class Bindings:
         """Sessions known."""
         return len(self._sessions)
 
-    def owner_of(self, session: str) -> str:
+    def find_owner(self, session: str) -> str:
         """The instance that holds the session's KV, or that its first request was sent to; empty = none."""
         row = self._sessions.get(session)
         return row.home if row else ""
@@ -113,7 +113,7 @@ class Bindings:
         row = self._sessions.get(session)
         return row.moving_to if row else ""
 
-    def refusals_of(self, session: str) -> Mapping[str, int]:
+    def find_refusals(self, session: str) -> Mapping[str, int]:
         """Refusals of this session in a row, by instance."""
         row = self._sessions.get(session)
         return dict(row.rejects) if row and row.rejects else _NONE
@@ -189,7 +189,7 @@ class Bindings:
             return
         self._bind_row(row, instance)
 
-    def version_of(self, session: str) -> BindingVersion | None:
+    def find_version(self, session: str) -> BindingVersion | None:
         """The session's binding now, for a later commit; None = no other router can change it meanwhile."""
         return None
 
@@ -269,13 +269,13 @@ class Bindings:
     def expire_sessions(self, now: float) -> int:
         """Drop sessions unused for longer than `ttl_s`, except those with open requests; returns their number."""
         count = 0
-        for session, row in self._expired_rows(now):
+        for session, row in self._list_expired(now):
             if not row.open:
                 self._forget_session(session)
                 count += 1
         return count
 
-    def _expired_rows(self, now: float) -> Sequence[tuple[str, Row]]:
+    def _list_expired(self, now: float) -> Sequence[tuple[str, Row]]:
         oldest = []
         for session, row in self._sessions.items():
             if now - row.used_s <= self.ttl_s:

@@ -60,7 +60,7 @@ class Hint(NamedTuple):
     turns: int = 0
 
 
-def script_argument(prefix: str, ttl_s: float, names: tuple[str, ...], life: str, *values: object) -> bytes:
+def make_script_argument(prefix: str, ttl_s: float, names: tuple[str, ...], life: str, *values: object) -> bytes:
     """The single argument of a script; `life`: the name for a table that is still empty."""
     return msgspec.msgpack.encode((prefix, round(ttl_s * 1e6), names, life, *values))
 

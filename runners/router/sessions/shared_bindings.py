@@ -17,7 +17,7 @@ from results.records.router_spec import BindingRules
 from runners.router.counts import Counts
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
-from runners.router.sessions.redis_rows import Hint, TableInstance, TableRow, read_row, script_argument
+from runners.router.sessions.redis_rows import Hint, TableInstance, TableRow, make_script_argument, read_row
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one script call, during which Redis is blocked."""
@@ -101,7 +101,7 @@ class SharedBindings(Bindings):
             return ""
         return row.moving_to or (row.elsewhere if self._clock() < row.elsewhere_until_s else "")
 
-    def version_of(self, session: str) -> BindingVersion:
+    def find_version(self, session: str) -> BindingVersion:
         row = self._sessions.get(session)
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
@@ -215,7 +215,7 @@ class SharedBindings(Bindings):
         """Run a script. `unanswered` is called when the wait ends without an answer, which may still come."""
         names = self._names()
         rules = self._rules
-        argument = script_argument(rules.prefix, self.ttl_s, names, self._life_to_be, *values)
+        argument = make_script_argument(rules.prefix, self.ttl_s, names, self._life_to_be, *values)
         key = f"{rules.prefix}s:{session}".encode("utf-8", "surrogatepass")
 
         def receive(answer: bytes | None) -> None:

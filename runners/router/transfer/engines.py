@@ -24,7 +24,7 @@ from runners.router.transfer.request_bodies import (
     token_ids,
     tokenize_body,
 )
-from runners.router.transfer.transports import Unsound, connector_part, engine_id
+from runners.router.transfer.transports import Unsound, engine_id, make_connector_part
 
 ASK_S = 1.0
 """Time limit of a read of `/metrics`."""
@@ -77,12 +77,12 @@ class Engines:
         if endpoint is None:
             raise StepFailed(f"the {who} was removed", strike=False)
         try:
-            check_transfer_request(body, connector_part(endpoint), f"the {who}")
+            check_transfer_request(body, make_connector_part(endpoint), f"the {who}")
         except TransferRefused as error:
             raise StepFailed(f"not sent: {error}", strike=True) from error
         answer, page = await self._post_body(instance, who, path, headers, msgspec.json.encode(body), sent)
         if answer.status != 200:
-            raise _status_failure(who, answer.status, page)
+            raise _make_status_failure(who, answer.status, page)
         try:
             return await read_beside_loop(read_answer, page)
         except Unfit as error:
@@ -167,7 +167,7 @@ class Engines:
             raise StepFailed(f"the {who}: {failure.text}", strike=failure.kind != "own", frees=dropped) from error
 
 
-def _status_failure(who: str, status: int, page: bytes) -> StepFailed:
+def _make_status_failure(who: str, status: int, page: bytes) -> StepFailed:
     text = page[:TEXT_LIMIT].decode("utf-8", "replace")
     overloaded = status in REFUSALS
     broken = status >= 500 and not overloaded

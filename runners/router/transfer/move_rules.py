@@ -76,7 +76,7 @@ class MoveRules:
         spec = self._specs.get(instance)
         return spec.transfer if spec is not None else None
 
-    def why_refused(self, source: str, target: str, purpose: Purpose = "handover") -> str:
+    def explain_refusal(self, source: str, target: str, purpose: Purpose = "handover") -> str:
         """Why no KV can be moved from `source` to `target` now; empty = it may be tried.
 
         A migration is also refused while `TransferRules.queue` others wait for the target.
@@ -84,7 +84,7 @@ class MoveRules:
         if source == target:
             return "it is there already"
         mismatch = find_mismatch(self.endpoint_of(source), self.endpoint_of(target))
-        why = mismatch or self.pairs.why_refused(source, target)
+        why = mismatch or self.pairs.explain_refusal(source, target)
         if why or purpose != "migration":
             return why
         coming = sum(one.target == target and one.purpose == "migration" for one in self._admitted)
@@ -94,11 +94,11 @@ class MoveRules:
         """The targets that `source`'s KV cannot be moved to now, with reasons. Empty if no instance has a transport."""
         if not source or not self.is_configured:
             return {}
-        why = {target: self.why_refused(source, target, "migration") for target in targets if target != source}
+        why = {target: self.explain_refusal(source, target, "migration") for target in targets if target != source}
         return {target: text for target, text in why.items() if text}
 
     def admit_transfer(self, source: str, target: str, purpose: Purpose) -> Admission:
-        """Begin a transfer that `why_refused` does not refuse."""
+        """Begin a transfer that `explain_refusal` does not refuse."""
         self._admissions += 1
         probe = self.pairs.begin_transfer(source, target)
         admission = Admission(source, target, purpose, probe, self._admissions)
@@ -136,13 +136,13 @@ class MoveRules:
         failed: InstanceChange = "transfer_inconclusive" if why is None else "transfer_failed"
         self._report_transfer(admission, "transfer_succeeded" if succeeded else failed, why or "")
 
-    def movable_prefix(
+    def find_movable_prefix(
         self, request: RoutedRequest, source: str, target: str, prompt_tokens: int, source_block_tokens: int
     ) -> Prefix:
         """The prefix of a prompt of `prompt_tokens` that source and target hold, by the index, in whole blocks."""
         block = max(request.block_tokens, source_block_tokens)
         held = [
-            held_prefix(request.cached_tokens.get(instance, 0), request.input_tokens, prompt_tokens, block)
+            measure_held_prefix(request.cached_tokens.get(instance, 0), request.input_tokens, prompt_tokens, block)
             for instance in (source, target)
         ]
         return Prefix(*held)
@@ -173,7 +173,7 @@ class MoveRules:
         self._report(event)
 
 
-def held_prefix(indexed_tokens: int, indexed_of: int, tokens: int, block_tokens: int) -> int:
+def measure_held_prefix(indexed_tokens: int, indexed_of: int, tokens: int, block_tokens: int) -> int:
     """The prefix of a prompt of `tokens` that an instance holds, in tokens of whole blocks.
 
     The index holds `indexed_tokens` of `indexed_of`. For token ids `indexed_of` equals `tokens`; for text it is an

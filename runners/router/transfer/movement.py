@@ -123,7 +123,7 @@ class Movement:
         if self.on_answer_end is not None:
             self.on_answer_end()
 
-    def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
+    def call_when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
         """Call `callback` with the transfer once it is settled, at once if it already is."""
         if self.settled:
             callback(self.transfer)

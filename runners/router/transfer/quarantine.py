@@ -31,7 +31,7 @@ class Quarantine:
     why: str = ""
     """The last failure."""
 
-    def why_refused(self, now_s: float) -> str:
+    def explain_refusal(self, now_s: float) -> str:
         """Why no transfer may begin now; empty = one may."""
         if not self.times:
             return ""
@@ -80,24 +80,24 @@ class Pairs:
         """Pairs with failures."""
         return len(self._marked)
 
-    def why_refused(self, source: str, target: str) -> str:
-        """As `Quarantine.why_refused`, now."""
-        return self._state_of(source, target).why_refused(self._clock())
+    def explain_refusal(self, source: str, target: str) -> str:
+        """As `Quarantine.explain_refusal`, now."""
+        return self._find_state(source, target).explain_refusal(self._clock())
 
     def list_quarantined(self) -> Mapping[tuple[str, str], str]:
         """The pairs that refuse transfers now, with the reason."""
         now_s = self._clock()
-        return {pair: why for pair, state in self._marked.items() if (why := state.why_refused(now_s))}
+        return {pair: why for pair, state in self._marked.items() if (why := state.explain_refusal(now_s))}
 
     def begin_transfer(self, source: str, target: str) -> bool:
         """Begin a transfer that was not refused; returns whether it is a probe, as `count_end` needs."""
-        before = self._state_of(source, target)
+        before = self._find_state(source, target)
         self._store_state(source, target, before.begin_transfer())
         return before.times > 0
 
     def count_end(self, source: str, target: str, *, probe: bool, succeeded: bool, why: str | None) -> None:
         """Update the pair at the end of a transfer; neither `succeeded` nor a failure (`why`) = no evidence."""
-        state = self._state_of(source, target)
+        state = self._find_state(source, target)
         if succeeded:
             state = state.note_success(probe=probe)
         elif why is None:
@@ -116,7 +116,7 @@ class Pairs:
     def remove_instance(self, instance: str) -> None:
         self._marked = {pair: state for pair, state in self._marked.items() if instance not in pair}
 
-    def _state_of(self, source: str, target: str) -> Quarantine:
+    def _find_state(self, source: str, target: str) -> Quarantine:
         return self._marked.get((source, target), self._sound)
 
     def _store_state(self, source: str, target: str, state: Quarantine) -> None:

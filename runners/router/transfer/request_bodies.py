@@ -202,7 +202,7 @@ def token_ids(page: bytes) -> tuple[int, ...]:
     return tokens
 
 
-def prefix_body(
+def make_prefix_body(
     asked: ClientRequest, prefix: Sequence[int], params: Mapping[str, Any], priority: int | None
 ) -> dict[str, Any]:
     """A migration's request: the prefix alone, one output token."""
@@ -211,13 +211,13 @@ def prefix_body(
     return body if priority is None else {**body, "priority": priority}
 
 
-def handover_prefill_body(asked: ClientRequest, params: Mapping[str, Any]) -> dict[str, Any]:
+def make_handover_prefill_body(asked: ClientRequest, params: Mapping[str, Any]) -> dict[str, Any]:
     """A handover's prefill request: the client's prompt, one output token."""
     fields = {name: value for name, value in asked.fields.items() if name not in ANSWER_FIELDS}
     return {**fields, **ONE_TOKEN, OWN: dict(params)}
 
 
-def release_body(params: Mapping[str, Any]) -> dict[str, Any]:
+def make_release_body(params: Mapping[str, Any]) -> dict[str, Any]:
     """A decode request with an empty prompt: every engine refuses it, which frees the source's blocks."""
     return {"prompt": [], **ONE_TOKEN, OWN: dict(params)}
 

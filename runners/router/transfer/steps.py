@@ -11,7 +11,7 @@ from results.records.router_spec import KvEndpoint
 from runners.router.transfer.engines import Engines, StepFailed
 from runners.router.transfer.move_rules import Admission
 from runners.router.transfer.movement import Movement
-from runners.router.transfer.request_bodies import StepAnswer, release_body
+from runners.router.transfer.request_bodies import StepAnswer, make_release_body
 from runners.router.transfer.transports import Transport, Unsound
 
 PATH = "/v1/completions"
@@ -56,11 +56,11 @@ class Job:
         return self.admission.target
 
 
-def authorization_lines(headers: bytes) -> bytes:
+def select_authorization_lines(headers: bytes) -> bytes:
     return b"".join(line for line in headers.splitlines(keepends=True) if line.lower().startswith(b"authorization:"))
 
 
-def request_headers(job: Job) -> bytes:
+def make_request_headers(job: Job) -> bytes:
     """The headers of the job's requests; engines build their own request id from `x-request-id`."""
     name = job.movement.transfer.transfer.encode()
     return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (name, job.authorization)
@@ -75,7 +75,7 @@ async def send_prefill_request(
     if transport.asks_source:  # first: without its id no target could pull the retained blocks
         await engines.engine_id(job.source)
     answer = await engines.send_request(
-        job.source, "source", path, request_headers(job), body(transport.source_params(transfer)),
+        job.source, "source", path, make_request_headers(job), body(transport.make_source_params(transfer)),
         lambda _: movement.change_transfer(t_source_sent_ns=movement.now_ns()),
     )  # fmt: skip
     movement.change_transfer(t_source_done_ns=movement.now_ns(), source_cached_tokens=answer.cached_tokens)
@@ -88,14 +88,16 @@ async def send_prefill_request(
 
 async def send_decode_request(engines: Engines, job: Job, body: Mapping[str, Any]) -> StepAnswer:
     """Make the target pull the blocks of a prefix. Raises StepFailed."""
-    return await engines.send_request(job.target, "target", PATH, request_headers(job), body, job.movement.note_sent)
+    return await engines.send_request(
+        job.target, "target", PATH, make_request_headers(job), body, job.movement.note_sent
+    )
 
 
 async def pull_params(engines: Engines, job: Job, retained: RetainedBlocks) -> dict[str, Any]:
     """The parameters of the decode request that pulls these blocks. Raises StepFailed."""
     engine = await engines.engine_id(job.source) if job.transport.asks_source else ""
     try:
-        return job.transport.target_params(retained.transfer, job.endpoint, engine, retained.params)
+        return job.transport.make_target_params(retained.transfer, job.endpoint, engine, retained.params)
     except Unsound as error:
         raise StepFailed(f"the source: {error}", strike=True) from error
 
@@ -109,7 +111,7 @@ async def free_blocks(engines: Engines, job: Job, retained: RetainedBlocks) -> N
     instance = job.source if alone else job.target
     try:
         async with asyncio.timeout(RELEASE_S):
-            body = release_body(await pull_params(engines, job, retained))
-            await engines.send_request(instance, "release", PATH, request_headers(job), body)
+            body = make_release_body(await pull_params(engines, job, retained))
+            await engines.send_request(instance, "release", PATH, make_request_headers(job), body)
     except (StepFailed, TimeoutError):
         pass  # it was refused, as intended; or the instance is gone, and its blocks with it

@@ -29,8 +29,8 @@ from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,
     add_pull_params,
-    handover_prefill_body,
-    prefix_body,
+    make_handover_prefill_body,
+    make_prefix_body,
     read_movable_request,
     read_request,
     require_one_prefill,
@@ -39,10 +39,10 @@ from runners.router.transfer.steps import (
     PATH,
     Done,
     Job,
-    authorization_lines,
     free_blocks,
+    make_request_headers,
     pull_params,
-    request_headers,
+    select_authorization_lines,
     send_decode_request,
     send_prefill_request,
 )
@@ -100,9 +100,9 @@ class Transfers:
         the movement's body is the decode request.
         """
         source, target, message = move.source, move.target, move.message
-        endpoint, why = self.rules.endpoint_of(source), self.rules.why_refused(source, target, move.purpose)
+        endpoint, why = self.rules.endpoint_of(source), self.rules.explain_refusal(source, target, move.purpose)
         transport = "" if endpoint is None else endpoint.transport
-        transfer = KvTransfer(_new_id(), move.purpose, transport, source, target, "failed")
+        transfer = KvTransfer(_make_id(), move.purpose, transport, source, target, "failed")
         movement = Movement(self, transfer, message.body)
         movement.block_tokens = self._engines.block_tokens(target)
         if endpoint is not None:
@@ -113,7 +113,9 @@ class Transfers:
             return movement
         run = self._run_migration if move.purpose == "migration" else self._hand_over
         admission = self.rules.admit_transfer(source, target, move.purpose)
-        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
+        job = Job(
+            movement, admission, TRANSPORTS[transport], endpoint, select_authorization_lines(message.headers), done
+        )
         self._jobs[movement] = job
         job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(run, move)))
         job.task.add_done_callback(partial(self._end_cancelled, job))
@@ -130,7 +132,7 @@ class Transfers:
         self.forget_process(instance)
         self.rules.recover_instance(instance)
         if self.rules.endpoint_of(instance) is not None:
-            self._run_in_background(self._account_of(instance).refresh_counters())
+            self._run_in_background(self._find_account(instance).refresh_counters())
 
     def remove_instance(self, instance: str) -> None:
         """Drop an instance that is removed from the router; no request waits for it."""
@@ -166,7 +168,7 @@ class Transfers:
             job.task.cancel()
         else:
             self._end_handover(job)
-            self._account_of(job.target).fail_transfer()
+            self._find_account(job.target).fail_transfer()
             self.rules.count_end(job.admission)
 
     def serve_handover(self, movement: Movement) -> None:
@@ -181,7 +183,7 @@ class Transfers:
             self._engines.forget_instance(job.source)
         if not freed:
             self._free_source(job)
-        self._account_of(job.target).fail_transfer()
+        self._find_account(job.target).fail_transfer()
         movement.settle_transfer("the transfer failed")
 
     def _end_handover(self, job: Job) -> Job:
@@ -236,9 +238,9 @@ class Transfers:
     async def _run_migration(self, move: MoveRequest, job: Job) -> None:
         path = move.message.path.decode("latin-1")
         asked = await read_beside_loop(partial(read_movable_request, path), move.message.body)
-        ids = asked.ids or await self._engines.tokenize_prompt(job.target, request_headers(job), asked)
+        ids = asked.ids or await self._engines.tokenize_prompt(job.target, make_request_headers(job), asked)
         block = self._engines.block_tokens(job.source) or 1
-        prefix = self.rules.movable_prefix(move.request, job.source, job.target, len(ids), block)
+        prefix = self.rules.find_movable_prefix(move.request, job.source, job.target, len(ids), block)
         tokens = prefix.source_tokens
         job.movement.change_transfer(prefix_tokens=tokens)
         if not self.rules.is_worth_moving(prefix):
@@ -248,13 +250,15 @@ class Transfers:
             await self._retry_attempt(job, partial(self._move_prefix, job, asked, ids[:tokens]))
 
     async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
-        account, priority = self._account_of(job.target), self._settings.priority
+        account, priority = self._find_account(job.target), self._settings.priority
         reading = self._run_in_background(account.refresh_counters())
-        await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
+        await send_prefill_request(
+            self._engines, job, PATH, partial(make_prefix_body, asked, prefix, priority=priority)
+        )
         assert job.retained is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         await account.wait_until_quiet(QUIET_S)
-        body = prefix_body(asked, prefix, await pull_params(self._engines, job, job.retained), priority)
+        body = make_prefix_body(asked, prefix, await pull_params(self._engines, job, job.retained), priority)
         retained, job.retained, job.pulling = job.retained, None, True
         account.begin_transfer()
         try:
@@ -277,9 +281,9 @@ class Transfers:
         path = message.path.decode("latin-1")
         asked = await read_beside_loop(partial(read_request, path), message.body)
         require_one_prefill(asked)
-        account = self._account_of(job.target)
+        account = self._find_account(job.target)
         reading = self._run_in_background(account.refresh_counters())
-        body = partial(handover_prefill_body, asked)
+        body = partial(make_handover_prefill_body, asked)
         await self._retry_attempt(job, partial(send_prefill_request, self._engines, job, path, body))
         assert job.retained is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
@@ -303,7 +307,7 @@ class Transfers:
         """Try until it succeeds, cannot be retried, or the attempts are used up. Raises StepFailed."""
         for number in range(1, self._settings.attempts + 1):
             job.movement.change_transfer(
-                attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer
+                attempts=number, transfer=_make_id() if number > 1 else job.movement.transfer.transfer
             )
             try:
                 await attempt()
@@ -319,7 +323,7 @@ class Transfers:
         job.movement.change_transfer(status="transferred", reason="", t_done_ns=self.now_ns())
         self.rules.count_end(job.admission, succeeded=True)
         settle = partial(self._settle_movement, job, answer)
-        job.movement.on_answer_end = self._account_of(job.target).end_transfer(answer, settle, streams=streams)
+        job.movement.on_answer_end = self._find_account(job.target).end_transfer(answer, settle, streams=streams)
 
     def _settle_movement(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
         job.movement.block_tokens = self._engines.block_tokens(job.target)
@@ -330,7 +334,7 @@ class Transfers:
         if retained is not None:
             self._run_in_background(free_blocks(self._engines, job, retained))
 
-    def _account_of(self, instance: str) -> TransferAccounting:
+    def _find_account(self, instance: str) -> TransferAccounting:
         if instance not in self._accounts:
             fetch = partial(self._engines.fetch_counters, instance) if self._settings.count else None
             self._accounts[instance] = TransferAccounting(fetch, self._driver.now_s)
@@ -343,7 +347,7 @@ class Transfers:
         return task
 
 
-def _new_id() -> str:
+def _make_id() -> str:
     return f"kv-{uuid.uuid4().hex}"
 
 

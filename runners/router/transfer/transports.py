@@ -37,10 +37,10 @@ class Transport(Protocol):
     pulls_from_itself: bool
     """The source can pull its own blocks, and so free them without the target."""
 
-    def source_params(self, transfer: str) -> dict[str, Any]:
+    def make_source_params(self, transfer: str) -> dict[str, Any]:
         """`kv_transfer_params` of the prefill request."""
 
-    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
+    def make_target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         """`kv_transfer_params` of the decode request.
 
         `engine`: the source's engine id, if `asks_source`; `offered`: `kv_transfer_params` of the prefill request's
@@ -57,10 +57,10 @@ class Mooncake:
     retains_after = frozenset({"length"})
     pulls_from_itself = True
 
-    def source_params(self, transfer: str) -> dict[str, Any]:
+    def make_source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False, "transfer_id": transfer}
 
-    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
+    def make_target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         return {
             PREFILL: False, DECODE: True, "transfer_id": transfer, "remote_engine_id": engine,
             "remote_bootstrap_addr": source.bootstrap.rstrip("/"),
@@ -75,10 +75,10 @@ class Nixl:
     retains_after = frozenset({"length", "stop"})
     pulls_from_itself = False
 
-    def source_params(self, transfer: str) -> dict[str, Any]:
+    def make_source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False}
 
-    def target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
+    def make_target_params(self, transfer: str, source: KvEndpoint, engine: str, offered: object) -> dict[str, Any]:
         if not isinstance(offered, dict) or not any(offered.get("remote_block_ids") or ()):
             raise Unsound("its answer offers no blocks")
         params = {**offered, PREFILL: False, DECODE: True}
@@ -106,7 +106,7 @@ def find_mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
     return ""
 
 
-def connector_part(endpoint: KvEndpoint) -> Transferring:
+def make_connector_part(endpoint: KvEndpoint) -> Transferring:
     """Its connector and role, for the check that a request does not kill the engine."""
     return Transferring(TRANSPORTS[endpoint.transport].connector, endpoint.kv_role)
 

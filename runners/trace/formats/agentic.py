@@ -19,7 +19,15 @@ import numpy as np
 from results.records.trace_lines import Count, Positive
 from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, lay_out, order_turns
 from runners.trace.formats.decode import decode_row
-from runners.trace.session import MAX_CHAINED_ID, START, Chain, Session, TraceFacts, hash_count_fault, shared_hashes
+from runners.trace.session import (
+    MAX_CHAINED_ID,
+    START,
+    Chain,
+    Session,
+    TraceFacts,
+    count_shared_hashes,
+    find_hash_count_fault,
+)
 from runners.trace.source import MAX_DOCUMENT_BYTES, Document, OnProgress, TraceError, open_documents, read_lines
 
 
@@ -107,7 +115,7 @@ def _convert_sessions(facts: TraceFacts, rows: Iterator[_ReadSession]) -> Iterat
     shared = Chain() if facts.hash_scope == "global" else None
     for file, line, recorded in rows:
         where = seen.setdefault(recorded.id, f"{file}, line {line}")
-        fault = _facts_fault(facts, recorded) or _totals_fault(recorded)
+        fault = _find_facts_fault(facts, recorded) or _find_totals_fault(recorded)
         if where != f"{file}, line {line}":
             fault = f"session {recorded.id!r} is already in {where}"
         if fault:
@@ -118,7 +126,7 @@ def _convert_sessions(facts: TraceFacts, rows: Iterator[_ReadSession]) -> Iterat
             raise TraceError(file, line, str(error)) from error
 
 
-def _facts_fault(facts: TraceFacts, recorded: _Recorded) -> str:
+def _find_facts_fault(facts: TraceFacts, recorded: _Recorded) -> str:
     if recorded.block_size != facts.block_tokens:
         return f"block_size is {recorded.block_size}, but {facts.block_tokens} in the first session"
     if (recorded.hash_id_scope == "global") != (facts.hash_scope == "global"):
@@ -128,7 +136,7 @@ def _facts_fault(facts: TraceFacts, recorded: _Recorded) -> str:
     return "" if recorded.requests else "requests is empty"
 
 
-def _totals_fault(recorded: _Recorded) -> str:
+def _find_totals_fault(recorded: _Recorded) -> str:
     """Compare the totals stated in the file with the sums over its requests."""
     totals = recorded.totals
     if totals is None:
@@ -161,9 +169,11 @@ def _convert_session(facts: TraceFacts, recorded: _Recorded, chain: Chain) -> Se
     hashes: list[tuple[int, ...]] = []
     latest: dict[str, tuple[int, ...]] = {}
     for one in placed:
-        fault = hash_count_fault(facts, one.request.input, len(one.request.hash_ids))
+        fault = find_hash_count_fault(facts, one.request.input, len(one.request.hash_ids))
         # Most of a prompt repeats the one before it: check only the rest, and store the common beginning once.
-        known = shared_hashes(ahead[one.agent].request.hash_ids, one.request.hash_ids) if one.agent in ahead else 0
+        known = (
+            count_shared_hashes(ahead[one.agent].request.hash_ids, one.request.hash_ids) if one.agent in ahead else 0
+        )
         fault = fault or _hash_fault(one.request.hash_ids, known, last_id, chain)
         if fault:
             raise Fault(f"{one.name}: {fault}")

@@ -122,7 +122,7 @@ class _Layout:
         """(last request, return time) of each sub-agent that returned since."""
 
     def place_own(self, name: str, request: Request) -> None:
-        think_s = None if self._own is None else _think_time(self.placed[self._own], request)
+        think_s = None if self._own is None else _measure_think_time(self.placed[self._own], request)
         if self._back:
             think_s = request.t - max(back_s for _, back_s in self._back)
         waited = (() if self._own is None else (self._own,)) + tuple(at for at, _ in self._back)
@@ -143,9 +143,9 @@ class _Layout:
                 ahead = agent.requests[index - 1]
                 _require_rule(request.t >= ahead.t, inside, f"t is {request.t}, before the previous one ({ahead.t})")
                 assert latest is not None
-                think_s = _think_time(self.placed[latest], request, sent_s)
+                think_s = _measure_think_time(self.placed[latest], request, sent_s)
             else:
-                think_s = None if latest is None else _since_end(self.placed[latest], sent_s)
+                think_s = None if latest is None else _measure_since_end(self.placed[latest], sent_s)
             if end_s is not None:
                 _require_rule(
                     sent_s <= end_s + SLACK_S, inside, f"it was sent at {sent_s}, but the sub-agent ended at {end_s}"
@@ -191,14 +191,14 @@ def _find_zero_s(name: str, agent: SubAgent, begin_s: float) -> float:
     return 0.0
 
 
-def _think_time(ahead: Placed, request: Request, sent_s: float | None = None) -> float | None:
+def _measure_think_time(ahead: Placed, request: Request, sent_s: float | None = None) -> float | None:
     """As recorded, else from the times around it; None where they are unknown."""
     if request.think_time is not None:
         return request.think_time
-    return _since_end(ahead, request.t if sent_s is None else sent_s)
+    return _measure_since_end(ahead, request.t if sent_s is None else sent_s)
 
 
-def _since_end(ahead: Placed, sent_s: float) -> float | None:
+def _measure_since_end(ahead: Placed, sent_s: float) -> float | None:
     if ahead.request.api_time is None:
         return None
     return max(0.0, sent_s - (ahead.sent_s + ahead.request.api_time))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
 from runners.trace.formats.decode import Seconds, decode_row
-from runners.trace.session import Chain, Session, TraceFacts, hash_count_fault
+from runners.trace.session import Chain, Session, TraceFacts, find_hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16
@@ -103,7 +103,7 @@ class _Index:
         for file, line, text in read_one_file(path, "a Bailian trace", watch):
             self._file = file
             row = decode_row(_DECODER, text, file, line)
-            self._add_row(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
+            self._add_row(row, line, offset, find_hash_count_fault(facts, row.input_length, len(row.hash_ids)))
             offset += copy.write(text)
             if offset > MAX_COPY_BYTES:
                 raise TraceError(file, line, f"the trace has more than {MAX_COPY_BYTES >> 30} GiB of text")

@@ -21,17 +21,17 @@ def decode_row(decoder: msgspec.json.Decoder[T], text: bytes, file: str, line: i
     try:
         return decoder.decode(text)
     except msgspec.DecodeError as error:
-        raise TraceError(file, line + _lines_before(text, str(error)), _plain_message(str(error))) from error
+        raise TraceError(file, line + _count_lines_before(text, str(error)), _make_plain_message(str(error))) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise TraceError(file, line, f"not JSON: {error}") from error
 
 
-def _lines_before(text: bytes, message: str) -> int:
+def _count_lines_before(text: bytes, message: str) -> int:
     """Number of line ends before the byte that the message names."""
     position = _BYTE.search(message)
     return text.count(b"\n", 0, int(position[1])) if position else 0
 
 
-def _plain_message(message: str) -> str:
+def _make_plain_message(message: str) -> str:
     """Replace the dollar in msgspec's `Expected ... - at $.input_length`, which stands for the row."""
     return message.replace("`$.", "`").replace("$", "row").rstrip(".")

@@ -15,7 +15,7 @@ import numpy as np
 
 from results.records.trace_lines import MAIN, Count, HashId, Positive, Turn
 from runners.trace.formats.decode import decode_row
-from runners.trace.session import Chain, Session, TraceFacts, hash_count_fault
+from runners.trace.session import Chain, Session, TraceFacts, find_hash_count_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 512
@@ -48,7 +48,7 @@ def _read_sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None
     decoder = msgspec.json.Decoder(_Row)
     for index, (file, line, text) in enumerate(read_one_file(path, "a Mooncake trace", on_progress)):
         row = decode_row(decoder, text, file, line)
-        fault = hash_count_fault(facts, row.input_length, len(row.hash_ids)) or numbering.find_fault(row.hash_ids)
+        fault = find_hash_count_fault(facts, row.input_length, len(row.hash_ids)) or numbering.find_fault(row.hash_ids)
         if row.timestamp < latest:
             fault = fault or f"timestamp {row.timestamp} is before the previous one, {latest}"
         if fault:

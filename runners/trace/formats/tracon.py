@@ -31,7 +31,7 @@ from results.records.trace_lines import (
     Turn,
 )
 from runners.trace.formats.decode import decode_row
-from runners.trace.session import MAX_SESSION_HASHES, Session, TraceFacts, session_fault, shared_hashes
+from runners.trace.session import MAX_SESSION_HASHES, Session, TraceFacts, count_shared_hashes, find_session_fault
 from runners.trace.source import OnProgress, TraceError, read_one_file
 
 
@@ -92,7 +92,7 @@ class _Order:
 
     def find_fault(self, session: Session) -> str:
         """The fault of the next session; "" = no fault, and the session is counted."""
-        fault = session_fault(self._facts, session) or self._place_fault(session)
+        fault = find_session_fault(self._facts, session) or self._find_place_fault(session)
         if not fault:
             self._names.add(session.session)
             self._arrival_s = session.arrival_s
@@ -106,7 +106,7 @@ class _Order:
             )
         return fault
 
-    def _place_fault(self, session: Session) -> str:
+    def _find_place_fault(self, session: Session) -> str:
         if session.session in self._names:
             return f"session {session.session} comes twice"
         if not self._names and session.arrival_s != 0:
@@ -132,7 +132,7 @@ def _read_sessions(
         fault = "the line with the counts is not the last" if ended else ""
         if row.end is not None:
             ended = True
-            fault = fault or _end_fault(row, row.end, order.written)
+            fault = fault or _find_end_fault(row, row.end, order.written)
         else:
             session, damage = _unpack_session(row)
             fault = fault or damage or order.find_fault(session)
@@ -144,7 +144,7 @@ def _read_sessions(
         raise TraceError(file, line, "the line with the counts is missing: the file is cut off")
 
 
-def _end_fault(row: TraceLine, stated: LineCounts, counted: Written) -> str:
+def _find_end_fault(row: TraceLine, stated: LineCounts, counted: Written) -> str:
     if row.session or row.turns:
         return "a line must be a session or the end, not both"
     if (stated.sessions, stated.requests) == (counted.sessions, counted.requests):
@@ -156,7 +156,7 @@ def _end_fault(row: TraceLine, stated: LineCounts, counted: Written) -> str:
 
 
 def _unpack_session(row: TraceLine) -> tuple[Session, str]:
-    """The session and its first fault; turns beyond MAX_SESSION_HASHES are left out, and `session_fault` names that."""
+    """The session and its first fault (`find_session_fault`); turns beyond MAX_SESSION_HASHES are left out."""
     turns: list[Turn] = []
     fault = ""
     unpacked = 0
@@ -183,7 +183,7 @@ def _pack_turns(turns: tuple[Turn, ...]) -> list[PackedTurn]:
     latest: dict[str, int] = {}
     for index, turn in enumerate(turns):
         candidates = {0, latest.get(turn.agent, 0), *turn.after} if index else set()
-        shared = max(((shared_hashes(turns[at].hashes, turn.hashes), -at) for at in candidates), default=(0, 0))
+        shared = max(((count_shared_hashes(turns[at].hashes, turn.hashes), -at) for at in candidates), default=(0, 0))
         latest[turn.agent] = index
         fields = msgspec.structs.asdict(turn) | {"hashes": turn.hashes[shared[0] :]}
         packed.append(PackedTurn(**fields, shared=(-shared[1], shared[0]) if shared[0] else None))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from results.connector_tax.analyze import analyze
-from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
-from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
+from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, make_attribution_table
+from results.connector_tax.engine_changes import list_engine_changes, make_engine_changes_table
 from results.connector_tax.summary import CellSummary
 from results.connector_tax.tax import Metric, TaxRow
 from results.records.estimate import Estimate
@@ -49,7 +49,7 @@ def test_seven_microseconds_of_a_step_are_not_ten_percent() -> None:
     assert found.share_p50 == pytest.approx(7 / 1721)
     assert found.share_mean == pytest.approx(9 / 1800)
     assert found.cause == Cause.NOT_ATTRIBUTABLE
-    table = attribution_table([found])
+    table = make_attribution_table([found])
     assert dict(zip(table.columns, table.rows[0], strict=True))["cause"] == "not attributable"
     assert "0.41 %" in table.rows[0]
 
@@ -98,7 +98,7 @@ def test_a_load_that_two_phases_share_has_one_row_in_the_table() -> None:
     found = attribute(interval(0.06, 0.136))
     again = replace(found, row=replace(found.row, phase="B"))
     other = replace(found, row=replace(found.row, phase="B", rate_per_s=8.0))
-    assert [row[1] for row in attribution_table([found, again, other]).rows] == ["4", "8"]
+    assert [row[1] for row in make_attribution_table([found, again, other]).rows] == ["4", "8"]
 
 
 def test_bursts_in_prefill_steps_count_by_their_mean() -> None:
@@ -170,7 +170,7 @@ def test_the_settings_of_each_config_are_shown_beside_plain_s() -> None:
     by_config = {change.config: change.changed for change in changes}
     assert by_config["lmcache_only"] == ("cudagraph_mode: FULL -> PIECEWISE", "kv_blocks: 10000 -> 9000")
     assert by_config["nixl_both"] == ()  # half a percent: free memory was measured anew
-    table = engine_changes_table(changes)
+    table = make_engine_changes_table(changes)
     assert [row[0] for row in table.rows] == ["plain", "lmcache_only", "nixl_both"]  # the fourth recorded none
     assert table.rows[1][1:4] == ("on", "PIECEWISE", "9000")
 
@@ -185,7 +185,7 @@ def test_the_layout_of_the_kv_cache_that_a_connector_asks_for_is_shown_as_a_chan
         "plain": (),
         "mooncake_both": ("kv_cache_layout: LBNHC -> LBHNC",),
     }
-    table = engine_changes_table(changes)
+    table = make_engine_changes_table(changes)
     layouts = [dict(zip(table.columns, row, strict=True))["KV layout"] for row in table.rows]
     assert layouts == ["LBNHC", "LBHNC"]
 
@@ -195,12 +195,12 @@ def test_a_run_without_the_layout_of_its_kv_caches_has_no_column_for_it(recorded
     cells = [make_cell(config, settings=settings(**recorded)) for config in ("plain", "nixl_both")]
     changes = list_engine_changes(cells)
     assert [change.changed for change in changes] == [(), ()]
-    assert "KV layout" not in engine_changes_table(changes).columns
+    assert "KV layout" not in make_engine_changes_table(changes).columns
 
 
 def test_of_several_launches_the_most_memory_and_the_lowest_clock_are_shown_as_such() -> None:
     gpus = ({"memory_used_mib": 900.0, "clock_mhz": 1400.0}, {"memory_used_mib": 950.0, "clock_mhz": 1980.0})
     cells = [replace(make_cell("plain", trial=trial, settings=settings()), gpu=gpu) for trial, gpu in enumerate(gpus)]
-    table = engine_changes_table(list_engine_changes(cells))
+    table = make_engine_changes_table(list_engine_changes(cells))
     shown = dict(zip(table.columns, table.rows[0], strict=True))
     assert (shown["most GPU memory MiB"], shown["lowest GPU clock MHz"]) == ("950", "1400")

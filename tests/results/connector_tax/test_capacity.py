@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from results.connector_tax.capacity import CapacityCost, capacity_table, measure_capacity, measure_goodput
+from results.connector_tax.capacity import CapacityCost, make_capacity_table, measure_capacity, measure_goodput
 from results.connector_tax.saturation import judge_cells
 from results.connector_tax.slo import Slo
 from results.connector_tax.summary import CellSummary
@@ -99,7 +99,7 @@ def test_plain_under_its_second_name_is_the_noise_floor_beside_the_verdicts() ->
     assert (floor.verdict, ours.verdict) == (None, Verdict.LOWER)
     without = measure([cell for cell in cells if cell.config != "plain_again"])["nixl_both"].peak_change
     assert without == ours, "the floor is no member of the family"
-    (row,) = (row for row in capacity_table(list(found.values()), Slo()).rows if row[0] == "plain_again")
+    (row,) = (row for row in make_capacity_table(list(found.values()), Slo()).rows if row[0] == "plain_again")
     assert "(no verdict: the noise floor)" in str(row)
     assert measure(sweep("plain", 0, 9.0) + sweep("plain_again", 0, 9.0))["plain_again"].peak_change is not None
 
@@ -110,7 +110,7 @@ def test_a_config_that_never_saturates_has_no_peak() -> None:
     assert found["plain"].peak_per_s.reason == "nothing saturated up to the highest rate measured"
     assert found["nixl_both"].peak_change is not None
     assert found["nixl_both"].peak_change.change.value is None
-    rows = {row[0]: row[1] for row in capacity_table(list(found.values()), Slo()).rows}
+    rows = {row[0]: row[1] for row in make_capacity_table(list(found.values()), Slo()).rows}
     assert rows == {"plain": "at least 16", "nixl_both": "8 (saturated at 16)"}
 
 
@@ -139,7 +139,7 @@ def test_what_was_sent_is_no_highest_throughput(values: Mapping[str, Sequence[fl
         assert reason in str(row.peak_per_s.reason)
     assert rows[1].peak_change is not None
     assert rows[1].peak_change.change.value is None
-    assert {row[2].split(" (")[0] for row in capacity_table(rows, Slo()).rows} == {">= 15.90"}
+    assert {row[2].split(" (")[0] for row in make_capacity_table(rows, Slo()).rows} == {">= 15.90"}
 
 
 def test_one_launch_below_its_limit_leaves_a_lower_bound_of_all() -> None:
@@ -185,7 +185,7 @@ def test_goodput_is_shown_where_there_is_an_objective() -> None:
     change = found["nixl_both"].goodput_change
     assert change is not None
     assert change.change.value == pytest.approx(-0.3)
-    without, with_ = (capacity_table(list(found.values()), slo) for slo in (Slo(), Slo(ttft_s=0.5)))
+    without, with_ = (make_capacity_table(list(found.values()), slo) for slo in (Slo(), Slo(ttft_s=0.5)))
     assert "slo.ttft_s" in without.note
     assert len(with_.columns) == len(without.columns) + 2
     assert "TTFT <= 500 ms" in with_.note

@@ -18,9 +18,9 @@ from results.connector_tax.combined_taxes import (
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
+    find_reference_load,
     judge_sum,
-    nixl_gap,
-    reference_load,
+    measure_nixl_gap,
 )
 from results.connector_tax.hypotheses import judge_input_trend
 from results.connector_tax.measurements import Measurements
@@ -126,7 +126,7 @@ def test_a_missing_part_of_the_sum_is_named() -> None:
 @SIMULATIONS
 def test_the_gap_between_mooncake_and_nixl_is_found(seeds: Sequence[int]) -> None:
     taxes = {"mooncake_both": 0.45, "nixl_both": 0.38}
-    assert as_promised(covers(estimate(nixl_gap(at_safe(taxes, seed), RATES, TTFT)), 0.07) for seed in seeds)
+    assert as_promised(covers(estimate(measure_nixl_gap(at_safe(taxes, seed), RATES, TTFT)), 0.07) for seed in seeds)
 
 
 @SIMULATIONS
@@ -275,8 +275,8 @@ def test_one_length_is_no_trend() -> None:
 
 def test_without_a_reference_rate_its_reason_stands() -> None:
     rates = ReferenceRates(None, None, "no rate is clear", "plain was not measured")
-    assert reference_load(at_safe({}), rates, REF_SAFE) == "there is no ref_safe: no rate is clear"
+    assert find_reference_load(at_safe({}), rates, REF_SAFE) == "there is no ref_safe: no rate is clear"
     row = ttft_of(decompose_taxes(at_safe({"nixl_both": 0.3}), rates))
     assert (row.total.value, row.total.reason) == (None, "there is no ref_safe: no rate is clear")
     lost = ReferenceRates(2.0, 2.0, "", "")
-    assert reference_load(at_safe({}), lost, REF_SAFE) == "Phase A has no cell at ref_safe (2 req/s)"
+    assert find_reference_load(at_safe({}), lost, REF_SAFE) == "Phase A has no cell at ref_safe (2 req/s)"

@@ -13,8 +13,8 @@ import pytest
 
 from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.compare import build_comparable
-from results.connector_tax.draw import _cell_text
-from results.connector_tax.figures import shape_heatmaps
+from results.connector_tax.draw import _format_tax_cell
+from results.connector_tax.figures import make_shape_heatmaps
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.page import build_page
@@ -213,11 +213,11 @@ def test_a_shape_with_a_rate_of_its_own_is_marked_with_it_wherever_its_tax_is_sh
     text = report_text(confirmed_only)
     assert "| own rate, 0.5 req/s | 4096x64 | mooncake_both |" in text
     assert "left out: 4096x64: at 0.5 req/s, other lengths at 2" in hypothesis(confirmed_only, "H5").reason
-    figure = shape_heatmaps(confirmed_only)
+    figure = make_shape_heatmaps(confirmed_only)
     assert "at 2 req/s (4096x64 at 0.5 req/s)" in figure.caption
-    assert _cell_text({**figure.table.iloc[0].to_dict(), "tax": 0.1, "reference": "own rate", "rate_per_s": 0.5}) == (
-        "(+10.0 %)\nat 0.5/s"
-    )
+    assert _format_tax_cell(
+        {**figure.table.iloc[0].to_dict(), "tax": 0.1, "reference": "own rate", "rate_per_s": 0.5}
+    ) == ("(+10.0 %)\nat 0.5/s")
 
 
 def test_a_config_with_a_queue_at_ref_load_widens_no_other(root: Path, analysis: Analysis) -> None:
@@ -376,7 +376,7 @@ def test_a_config_that_is_saturated_at_ref_safe_after_all_decides_no_hypothesis(
 
 
 def test_figure_5_hatches_what_the_confirm_stage_saturated(queued: Analysis) -> None:
-    table = shape_heatmaps(queued).table
+    table = make_shape_heatmaps(queued).table
     shape = (table["input_tokens"] == 512) & (table["output_tokens"] == 64)
     assert dict(zip(table[shape]["config"], table[shape]["saturated"], strict=True))["mooncake_both"]
     assert not table[shape & (table["config"] == "nixl_both")]["saturated"].any()

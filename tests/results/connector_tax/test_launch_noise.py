@@ -14,7 +14,7 @@ from scipy import stats
 
 from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.configs import BASELINE, REPEAT
-from results.connector_tax.figures import decomposition_figure
+from results.connector_tax.figures import make_decomposition_figure
 from results.connector_tax.launch_noise import LaunchNoise
 from results.connector_tax.measurements import Load
 from results.connector_tax.page import build_page
@@ -135,7 +135,7 @@ def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_oth
 
 def test_all_bars_of_the_decomposition_hold_by_themselves(analysis: Analysis) -> None:
     """The engine step's as those of the latencies, and the connector's part as the framework's."""
-    figure = decomposition_figure(analysis)
+    figure = make_decomposition_figure(analysis)
     assert "95 % interval between launches, by itself" in figure.caption
     wanted = (Metric.ENGINE_STEP_P50, "nixl_both", REF_SAFE)
     (step,) = (row for row in analysis.taxes if (row.metric, row.config, row.reference) == wanted)

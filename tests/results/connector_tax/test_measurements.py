@@ -9,7 +9,7 @@ import pytest
 
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.summary import CellSummary
-from results.connector_tax.tax import Metric, TaxRow, tax_table
+from results.connector_tax.tax import Metric, TaxRow, make_tax_rows
 from results.records.estimate import Estimate
 from results.statistics.judgement import LENGTHS_REMEDY, Verdict
 from tests.results.connector_tax.cells import SHAPE, make_cell
@@ -70,7 +70,7 @@ def tax_with(lost: int, launches: int, lost_by: str = "nixl_both", why: str = "s
         )
         for config, tax in (("plain", 0.0), ("nixl_both", 0.4))
     ]  # fmt: skip
-    rows = tax_table(in_memory.measurements(truths), in_memory.RATES)
+    rows = make_tax_rows(in_memory.measurements(truths), in_memory.RATES)
     (row,) = (row for row in rows if row.metric == Metric.TTFT_P90)
     return row
 

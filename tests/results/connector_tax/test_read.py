@@ -16,9 +16,9 @@ import pytest
 
 from results.connector_tax.measurements import Load as JudgedLoad
 from results.connector_tax.measurements import Measurements
-from results.connector_tax.read import analyze_cell, headline, measure_cell, read_cell_record, step_samples
+from results.connector_tax.read import analyze_cell, headline, measure_cell, read_cell_record, read_step_samples
 from results.connector_tax.summary import CellSummary
-from results.measures.step_durations import STEP_SERIES, step_values
+from results.measures.step_durations import STEP_SERIES, estimate_step_values
 from results.measures.summary import Lost
 from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
@@ -303,10 +303,10 @@ def test_steps_that_hold_prefill_tokens_are_averaged_apart(folder: ConfigLayout)
         | {"engine_step_us": [1000.0, 5000.0, 7000.0, 90.0], "all_callbacks_us": [10.0, 500.0, 700.0, 1.0]}
         | {"prefill_tokens": [0, 512, 512, 0], "decode_tokens": [3, 3, 0, 0]}
     )
-    values = step_values(steps, record)
+    values = estimate_step_values(steps, record)
     assert (values["engine_step_prefill_mean_us"].value, values["engine_step_prefill_mean_us"].n) == (6000, 2)
     assert values["all_callbacks_prefill_mean_us"].value == 600
-    none = step_values(steps.assign(prefill_tokens=0), record)["engine_step_prefill_mean_us"]
+    none = estimate_step_values(steps.assign(prefill_tokens=0), record)["engine_step_prefill_mean_us"]
     assert (none.value, none.reason) == (None, "no step with prefill tokens has it")
 
 
@@ -404,11 +404,11 @@ def test_the_headline_is_small_flat_and_plain(folder: ConfigLayout) -> None:
 def test_samples_come_in_order_and_empty_where_there_are_none(folder: ConfigLayout) -> None:
     path = write_cell(folder, Cell("plain", Behavior(), Load()))
     assert len(measure_cell(path)[1]["ttft_s"]) == 200
-    steps = step_samples(path)
+    steps = read_step_samples(path)
     assert len(steps["engine_step_us"]) == 450
     assert len(steps["connector_total_us"]) == 0
     for artifact in ("requests_A_r4.jsonl", "engine_step_A_r4.jsonl"):
         path.with_name(artifact).unlink()
         path.with_name(artifact).with_suffix(".parquet").unlink(missing_ok=True)
     assert len(measure_cell(path)[1]["ttft_s"]) == 0
-    assert len(step_samples(path)["engine_step_us"]) == 0
+    assert len(read_step_samples(path)["engine_step_us"]) == 0

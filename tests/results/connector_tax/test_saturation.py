@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from results.connector_tax.saturation import choose_reference_rates, describe_knee, judge_cells, reference_rates
 from results.connector_tax.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, judge
 from results.connector_tax.summary import CellSummary
-from results.measures.engine_metrics import SAMPLES, WAITING, server_values
+from results.measures.engine_metrics import SAMPLES, WAITING, measure_server_values
 from results.records.errors import ArtifactError
 from results.records.estimate import Estimate
 from results.records.reference_rates import REF_LOAD, REF_SAFE, CellSaturation, ReferenceRates
@@ -171,7 +171,7 @@ def test_a_queue_seen_in_few_samples_is_judged_only_where_they_agree(samples: li
     scrapes = pd.DataFrame({"t_ns": [begin + n * 10**9 for n in range(len(samples))], **dict.fromkeys(SAMPLES, 0.0)})
     scrapes[WAITING] = [float(sample) for sample in samples]
     record = cast(CellRecord, SimpleNamespace(t_window_start_ns=begin, t_window_end_ns=begin + 10**10))
-    values = {**cell().values, "waiting_p50": server_values(scrapes, record)["waiting_p50"]}
+    values = {**cell().values, "waiting_p50": measure_server_values(scrapes, record)["waiting_p50"]}
     found = judge(replace(cell(), values=values))
     queue = found.criteria[1]
     assert (queue.fired, queue.n, found.saturated) == (fired, len(samples), fired)
@@ -210,7 +210,7 @@ def test_a_reference_rate_below_degraded_rates_says_that_those_are_not_known() -
 
 
 def test_a_config_saturates_above_the_grid_only_where_its_highest_rate_is_known_to_be_clear() -> None:
-    curves = {
+    curves: dict[str, list[bool | None]] = {
         "plain": [False, False, False],
         "noop_connector": [False, None, False],
         "nixl_both": [False, False, None],
@@ -234,7 +234,7 @@ def test_there_may_be_no_reference_rate_and_then_a_reason() -> None:
     assert "plain" in found.ref_safe_reason
     found = reference_rates(curve("nixl_both", [False, False]))
     assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, None)
-    assert found.reason_for(REF_LOAD) == "plain was not measured in Phase A"
+    assert found.explain_rate(REF_LOAD) == "plain was not measured in Phase A"
     assert reference_rates([]).ref_safe_per_s is None
 
 
@@ -332,7 +332,7 @@ def test_ref_safe_never_exceeds_ref_load_and_both_are_clear(plain: list[bool | N
             if all(voter[place] is False and True not in voter[:place] for voter in voters)
         ]
         assert chosen == (clear[-1] if clear else None)
-        assert found.reason_for(name)
+        assert found.explain_rate(name)
     if found.ref_safe_per_s is not None:
         assert found.ref_load_per_s is not None
         assert found.ref_safe_per_s <= found.ref_load_per_s

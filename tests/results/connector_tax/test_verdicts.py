@@ -232,7 +232,7 @@ def artifacts(
 ) -> Judgement:
     everyone = rows or (row("plain"), row("lmcache_only", SKIP, reason))
     decisions = {"plain": PreflightDecision(True, ""), "lmcache_only": PreflightDecision(False, reason)}
-    return criteria.artifacts_present(everyone, decisions, gaps, (), planned)
+    return criteria.judge_artifacts_present(everyone, decisions, gaps, (), planned)
 
 
 GOOD_H5, GOOD_H6 = rules.judge_input_trend(trend(UP)), rules.judge_output_trend(trend(DOWN))
@@ -241,41 +241,57 @@ ONE_LEFT = unknown("fewer than two lengths are left")
 ONE_LENGTH = rules.judge_input_trend(replace(trend(ONE_LEFT), lengths=(512,), taxes=(about(0.1, 0.2),), steps=()))
 
 CRITERIA: list[tuple[Judgement, Outcome, str]] = [
-    (criteria.tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45 %"),
-    (criteria.tax_reported(rules.judge_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
-    (criteria.tax_reported(rules.judge_tax(about(0.222, 0.45))), UNDECIDED, "by the point: +33.6 % accepts the prior"),
-    (criteria.tax_reported(rules.judge_tax(FEW)), UNDECIDED, "too few"),
-    (criteria.tax_reported(rules.judge_tax(MISSING)), FAILS, "not measured"),
-    (criteria.gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
-    (criteria.gap_reported(h2(about(-0.06, -0.02))), HOLDS, "disagrees"),
-    (criteria.gap_reported(h2(about(0.04, 0.08))), UNDECIDED, "by the point: +6.0 pp agrees; by the interval"),
-    (criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
-    (criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
-    (criteria.cost_labeled(h3(about(0.1, 0.2))), HOLDS, "implementation-cost"),
-    (criteria.cost_labeled(h3(about(0.2, 0.4))), UNDECIDED, "by the point: 30.0 %, mixed;"),
-    (criteria.cost_labeled(h3(unknown("of nothing"))), UNDECIDED, "of nothing"),
-    (criteria.cost_labeled(h3(MISSING, MISSING)), FAILS, "not measured"),
-    (criteria.additivity_decided(h4(about(-0.1, 0.1))), HOLDS, "linear"),
-    (criteria.additivity_decided(h4(about(0.5, 0.6))), HOLDS, "super-additive"),
-    (criteria.additivity_decided(h4(about(0.132, 0.4))), UNDECIDED, "+26.6 % is linear;"),
-    (criteria.additivity_decided(h4(about(0.2, 0.42))), UNDECIDED, "+31.0 % is not linear"),
-    (criteria.additivity_decided(h4(MISSING, MISSING)), FAILS, "not measured"),
-    (criteria.additivity_decided(rules.judge_additivity(None)), FAILS, "measured at ref_safe"),
-    (criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: by the point: does not grow, -3.0 pp per doubling"),
-    (criteria.trends_reported(GOOD_H5, UNDECIDED_H6), UNDECIDED, "H6: by the point: grows, +2.0 pp per doubling"),
-    (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(trend(FEW))), UNDECIDED, "by the interval: 20 samples"),
-    (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(None)), FAILS, "H6: mooncake_both was not measured"),
-    (criteria.trends_reported(ONE_LENGTH, GOOD_H6), FAILS, "H5: fewer than two lengths are left"),
+    (criteria.judge_tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45 %"),
+    (criteria.judge_tax_reported(rules.judge_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
+    (
+        criteria.judge_tax_reported(rules.judge_tax(about(0.222, 0.45))),
+        UNDECIDED,
+        "by the point: +33.6 % accepts the prior",
+    ),
+    (criteria.judge_tax_reported(rules.judge_tax(FEW)), UNDECIDED, "too few"),
+    (criteria.judge_tax_reported(rules.judge_tax(MISSING)), FAILS, "not measured"),
+    (criteria.judge_gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
+    (criteria.judge_gap_reported(h2(about(-0.06, -0.02))), HOLDS, "disagrees"),
+    (criteria.judge_gap_reported(h2(about(0.04, 0.08))), UNDECIDED, "by the point: +6.0 pp agrees; by the interval"),
+    (criteria.judge_gap_reported(h2(FEW)), UNDECIDED, "too few"),
+    (criteria.judge_gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
+    (criteria.judge_cost_labeled(h3(about(0.1, 0.2))), HOLDS, "implementation-cost"),
+    (criteria.judge_cost_labeled(h3(about(0.2, 0.4))), UNDECIDED, "by the point: 30.0 %, mixed;"),
+    (criteria.judge_cost_labeled(h3(unknown("of nothing"))), UNDECIDED, "of nothing"),
+    (criteria.judge_cost_labeled(h3(MISSING, MISSING)), FAILS, "not measured"),
+    (criteria.judge_additivity_decided(h4(about(-0.1, 0.1))), HOLDS, "linear"),
+    (criteria.judge_additivity_decided(h4(about(0.5, 0.6))), HOLDS, "super-additive"),
+    (criteria.judge_additivity_decided(h4(about(0.132, 0.4))), UNDECIDED, "+26.6 % is linear;"),
+    (criteria.judge_additivity_decided(h4(about(0.2, 0.42))), UNDECIDED, "+31.0 % is not linear"),
+    (criteria.judge_additivity_decided(h4(MISSING, MISSING)), FAILS, "not measured"),
+    (criteria.judge_additivity_decided(rules.judge_additivity(None)), FAILS, "measured at ref_safe"),
+    (criteria.judge_trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: by the point: does not grow, -3.0 pp per doubling"),
+    (criteria.judge_trends_reported(GOOD_H5, UNDECIDED_H6), UNDECIDED, "H6: by the point: grows, +2.0 pp per doubling"),
+    (
+        criteria.judge_trends_reported(GOOD_H5, rules.judge_output_trend(trend(FEW))),
+        UNDECIDED,
+        "by the interval: 20 samples",
+    ),
+    (
+        criteria.judge_trends_reported(GOOD_H5, rules.judge_output_trend(None)),
+        FAILS,
+        "H6: mooncake_both was not measured",
+    ),
+    (criteria.judge_trends_reported(ONE_LENGTH, GOOD_H6), FAILS, "H5: fewer than two lengths are left"),
     (artifacts(), HOLDS, "1 configs ran and lack nothing; 1 were skipped, each with its reason"),
     (artifacts(Gap("results/20260131_plain/env.txt", "is missing")), FAILS, "plain/env.txt is missing"),
     (artifacts(rows=(row("plain"), row("nixl_both", NOT_RUN))), FAILS, "nixl_both did not run"),
     (artifacts(reason=""), FAILS, "lmcache_only was skipped without a reason"),
     (artifacts(planned=False), OPEN, "the plan cannot be read"),
-    (criteria.wall_clock(Estimate(5.0), Estimate(5.0), whole=True), HOLDS, "5.00 h"),
-    (criteria.wall_clock(Estimate(5.0), Estimate(16.0), whole=True), HOLDS, "5.00 h; with the confirm stage"),
-    (criteria.wall_clock(Estimate(15.0), Estimate(15.0), whole=True), FAILS, "15.00 h"),
-    (criteria.wall_clock(Estimate(2.0), Estimate(2.0), whole=False), UNDECIDED, "not every planned cell was measured"),
-    (criteria.wall_clock(unknown("no cell"), unknown("no cell"), whole=False), OPEN, "no cell"),
+    (criteria.judge_wall_clock(Estimate(5.0), Estimate(5.0), whole=True), HOLDS, "5.00 h"),
+    (criteria.judge_wall_clock(Estimate(5.0), Estimate(16.0), whole=True), HOLDS, "5.00 h; with the confirm stage"),
+    (criteria.judge_wall_clock(Estimate(15.0), Estimate(15.0), whole=True), FAILS, "15.00 h"),
+    (
+        criteria.judge_wall_clock(Estimate(2.0), Estimate(2.0), whole=False),
+        UNDECIDED,
+        "not every planned cell was measured",
+    ),
+    (criteria.judge_wall_clock(unknown("no cell"), unknown("no cell"), whole=False), OPEN, "no cell"),
 ]
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.combined_taxes import Additive
-from results.connector_tax.figures import additivity_figure
+from results.connector_tax.figures import make_additivity_figure
 from results.connector_tax.tax import Metric, TaxRow
-from results.connector_tax.write import flat_taxes, write_results
+from results.connector_tax.write import flatten_taxes, write_results
 from results.measures.drift import DriftVerdict
 from results.statistics.judgement import Judgement, Outcome, Verdict
 from tests.results.connector_tax.synthetic import DATE, Behavior, Run, report_text, write_measured_run, write_run
@@ -107,7 +107,7 @@ def test_every_success_criterion_of_a_whole_run_is_met(analysis: Analysis) -> No
 
 def test_the_figure_of_additivity_says_that_bars_and_marks_hold_for_different_things(analysis: Analysis) -> None:
     """A tax can be distinguishable from zero by itself and not once all configs are judged together."""
-    figure = additivity_figure(analysis)
+    figure = make_additivity_figure(analysis)
     assert "interval of each number by itself" in figure.caption
     row = _tax(analysis, "lmcache_only")
     (drawn,) = figure.table.query("config == 'lmcache_only' and metric == 'tax_ttft_p90'").to_dict("records")
@@ -150,10 +150,10 @@ def test_what_is_withheld_reaches_every_file_with_its_reason(few: dict[int, Anal
     assert "`--trials 3` gives a verdict" in text
     assert "interval" not in text.split("\n")[2]  # what the brackets hold
     assert "Brackets hold for each number by itself" not in text
-    assert "by itself" not in additivity_figure(few[trials]).caption
+    assert "by itself" not in make_additivity_figure(few[trials]).caption
     for word in (" higher", " lower ", "not distinguishable", "holds", "fails"):
         assert not any(word in line for line in text.splitlines() if line.startswith(("| ref_", "| mooncake")))
-    csv = flat_taxes(few[trials].taxes)
+    csv = flatten_taxes(few[trials].taxes)
     named = csv[csv["value"].notna() & (csv["metric"] != "tax_callback_p50_us")]
     assert named["verdict"].isna().all()
     assert named["withheld"].str.contains("--trials 3").all()

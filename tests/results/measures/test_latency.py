@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from results.measures.latency import E2E, METRICS, TPOT, TTFT, declare, metric_values
+from results.measures.latency import E2E, METRICS, TPOT, TTFT, compute_metric_values, declare
 from results.measures.step_durations import STEP_SERIES
 from results.measures.turns import Turns
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA
@@ -51,7 +51,7 @@ CASES: Mapping[str, tuple[RequestRecord, tuple[float | None, float | None, float
 @pytest.mark.parametrize("case", CASES)
 def test_a_latency_is_as_it_is_defined(case: str) -> None:
     record, expected = CASES[case]
-    columns = metric_values(pa.Table.from_pylist([msgspec.to_builtins(record)], schema=REQUEST_SCHEMA))
+    columns = compute_metric_values(pa.Table.from_pylist([msgspec.to_builtins(record)], schema=REQUEST_SCHEMA))
     for metric, value in zip((TTFT, TPOT, E2E), expected, strict=True):
         column = columns[metric.name]
         assert (None if np.isnan(column[0]) else column[0]) == value, metric.title

@@ -13,7 +13,7 @@ import pytest
 
 from results.measures.latency import E2E, METRICS, TTFT, LowerBound, RequestMetric, declare
 from results.measures.requests import latencies, measure_latencies
-from results.measures.summary import flatten_values, percentile_name
+from results.measures.summary import flatten_values, name_percentile
 from results.records.estimate import Estimate
 from results.records.frames import REQUEST_SCHEMA
 from results.records.schemas import TIMED_OUT, RequestStatus
@@ -92,7 +92,7 @@ def test_a_bound_that_reads_what_no_record_has_is_refused() -> None:
 def test_every_declared_metric_has_its_bounds_and_its_count_in_columns(point: str) -> None:
     with declared(MINE):
         row = flatten_values(
-            {percentile_name(one, point): Estimate(2.0, 1.0, 3.0, 4) for one in ("mine_s", "ttft_s", "engine_step_us")}
+            {name_percentile(one, point): Estimate(2.0, 1.0, 3.0, 4) for one in ("mine_s", "ttft_s", "engine_step_us")}
         )
     assert row == {
         f"mine_{point}_s": 2.0, f"mine_{point}_s_low": 1.0, f"mine_{point}_s_high": 3.0, f"mine_{point}_s_n": 4,

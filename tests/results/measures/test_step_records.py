@@ -12,7 +12,7 @@ import pytest
 
 from results.measures.step_records import StepCut, cut_steps
 from results.records.frames import read_steps
-from results.records.layout import parquet_beside
+from results.records.layout import name_parquet_beside
 from results.records.rings import MISSING
 from results.records.schemas import STEP_COLUMNS
 from tests.results.records.ring_file import RingFile, engine_rows, worker_rows
@@ -177,7 +177,7 @@ def test_the_parquet_beside_holds_the_same_and_is_what_is_read(tmp_path: Path) -
     _cut(tmp_path)
     path = tmp_path / "engine_step_A_r4.jsonl"
     kept = read_steps(path).frame
-    parquet_beside(path).unlink()
+    name_parquet_beside(path).unlink()
     parsed = read_steps(path).frame
     assert kept is not None
     assert parsed is not None

@@ -15,7 +15,7 @@ from results.pd_lifecycle.clock_offsets import (
     Offset,
     StampedExchange,
     align_clocks,
-    clock_of,
+    estimate_clock,
     estimate_offsets,
 )
 from results.records.lifecycle import RequestConfig
@@ -51,7 +51,7 @@ def test_the_offset_is_within_its_error_and_that_is_better_than_one_exchange() -
     exchanges = _exchanges(lambda _: 0.0, range(100))
     offsets, steps = estimate_offsets(exchanges)
     assert steps == ()
-    single = [clock_of("a", "b", "a", one).error_ns or 0 for one in exchanges]
+    single = [estimate_clock("a", "b", "a", one).error_ns or 0 for one in exchanges]
     assert all(_covers(one, FAR) for one in offsets)
     assert max(one.error_ns or 0 for one in offsets) < np.median(single) / 3
 
@@ -96,10 +96,10 @@ def test_a_clock_set_during_an_exchange_spoils_it_and_its_neighbors() -> None:
 
 
 def test_one_host_has_one_clock() -> None:
-    clock = clock_of("a", "a", "a", None)
+    clock = estimate_clock("a", "a", "a", None)
     assert (clock.offset_ns, clock.error_ns, clock.one_host) == (0, 0, True)
-    assert clock_of("a", "", "", None).reason.startswith("the boot id")
-    assert clock_of("a", "b", "a", None).offset_ns is None
+    assert estimate_clock("a", "", "", None).reason.startswith("the boot id")
+    assert estimate_clock("a", "b", "a", None).offset_ns is None
 
 
 def test_records_of_two_hosts_are_aligned_by_all_of_their_exchanges() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results.pd_lifecycle.bandwidth_curve import bandwidth_of
+from results.pd_lifecycle.bandwidth_curve import compute_bandwidth
 from results.pd_lifecycle.cost_model import Costs, fit_costs
-from results.pd_lifecycle.summary import values_of
-from results.pd_lifecycle.transfer_regression import Transfers, fit_least_squares, solve_each, transfers_of
+from results.pd_lifecycle.summary import collect_config_values
+from results.pd_lifecycle.transfer_regression import Transfers, collect_transfers, fit_least_squares, solve_each
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import RequestConfig
 from results.statistics.estimates import Samples
@@ -141,11 +141,11 @@ def _slow_down(transfers: Transfers, by: float) -> Transfers:
 
 
 def test_a_bandwidth_says_what_its_beta_says() -> None:
-    unbounded = bandwidth_of(Estimate(0.5, -0.1, 1.6, 9, basis="over 3 launches", launches=3))
+    unbounded = compute_bandwidth(Estimate(0.5, -0.1, 1.6, 9, basis="over 3 launches", launches=3))
     assert unbounded == Estimate(16.0, 5.0, None, 9, basis="over 3 launches", launches=3)
-    assert bandwidth_of(Estimate(0.5, n=3, reason="one cell")).reason == "one cell"
-    assert bandwidth_of(unknown("2 sizes")).reason == "2 sizes"
-    assert bandwidth_of(Estimate(-0.5)).value is None
+    assert compute_bandwidth(Estimate(0.5, n=3, reason="one cell")).reason == "one cell"
+    assert compute_bandwidth(unknown("2 sizes")).reason == "2 sizes"
+    assert compute_bandwidth(Estimate(-0.5)).value is None
 
 
 def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:
@@ -153,7 +153,7 @@ def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:
 
 
 def test_known_costs_and_the_knee_are_recovered() -> None:
-    costs = fit_costs(transfers_of(tuple(grid(Truth(), sizes=SIZES))), link_gbps=20.0, knee_share=0.9)
+    costs = fit_costs(collect_transfers(tuple(grid(Truth(), sizes=SIZES))), link_gbps=20.0, knee_share=0.9)
     assert costs.relative.alpha_ms.value == pytest.approx(ALPHA, rel=0.05)
     assert costs.relative.beta_ms_per_mb.value == pytest.approx(BETA, rel=0.02)
     assert costs.relative.bandwidth_gbps.value == pytest.approx(10.0, rel=0.02)
@@ -171,7 +171,7 @@ def test_known_costs_and_the_knee_are_recovered() -> None:
 
 def test_warm_ups_and_discarded_transfers_are_not_fitted() -> None:
     records = tuple(grid(Truth(), sizes=SIZES))
-    assert transfers_of(records).n == sum(record.repetition > 2 for record in records)
+    assert collect_transfers(records).n == sum(record.repetition > 2 for record in records)
 
 
 def test_the_intervals_cover_the_truth_as_often_as_they_say() -> None:
@@ -197,13 +197,15 @@ def test_weights_tell_the_small_cost_that_ordinary_squares_cannot() -> None:
 
 
 def test_what_cannot_be_fitted_says_why() -> None:
-    few = _fit(transfers_of(tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,), repetitions=3))))
+    few = _fit(
+        collect_transfers(tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,), repetitions=3)))
+    )
     assert "3 counted transfers" in (few.relative.alpha_ms.reason or "")
-    two = _fit(transfers_of(tuple(grid(Truth(), sizes=(512, 2048)))))
+    two = _fit(collect_transfers(tuple(grid(Truth(), sizes=(512, 2048)))))
     assert "2 sizes" in (two.relative.alpha_ms.reason or "")
     assert two.knee.bytes.value is None
     assert len(two.curve) == 2, "the bandwidths stand all the same"
-    none = _fit(transfers_of(()))
+    none = _fit(collect_transfers(()))
     assert none.curve == ()
 
 
@@ -338,8 +340,8 @@ def test_the_bandwidth_is_the_records_own() -> None:
     """Two writes with a pause between them: the pause is in rdma_transfer, and in no bandwidth."""
     one = seen(Truth(noise=0.0), RequestConfig(0, 512, 1)).record()
     split = replace(one, transfer_detail=replace(one.transfer_detail, rdma_write_ms=3.0, effective_bw_gbps=1.5))
-    transfers = transfers_of([split])
+    transfers = collect_transfers([split])
     assert transfers.gbps.tolist() == [1.5]
     assert transfers.ms.tolist() == [one.breakdown_ms["rdma_transfer"]]
     moved = one.transfer_detail.bytes_transferred or 0
-    assert values_of([split], 1)["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)
+    assert collect_config_values([split], 1)["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)

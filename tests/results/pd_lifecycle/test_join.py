@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from results.pd_lifecycle.join import events_of
+from results.pd_lifecycle.join import select_request_events
 from results.records.decisions import KvTransfer
 from results.records.lifecycle import PHASES, LifecycleRecord, RequestConfig
 from results.records.schemas import RequestStatus
@@ -310,7 +310,7 @@ def test_requests_of_no_transfer_are_left_alone_whatever_they_are_called(one: Se
     ]
     events = tuple(sorted((*one.decode.events, *others), key=lambda event: event.t_ns))
     assert one.record(decode=replace(one.decode, events=events)) == one.record()
-    _, on_decode = events_of(one.decision, one.prefill, replace(one.decode, events=tuple(others)))
+    _, on_decode = select_request_events(one.decision, one.prefill, replace(one.decode, events=tuple(others)))
     assert on_decode == (), "evidence of another request is none of this one's"
 
 

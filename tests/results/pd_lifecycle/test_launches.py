@@ -15,7 +15,7 @@ import pytest
 
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.analyze import analyze
-from results.pd_lifecycle.by_launch import find_incomplete_launches, size_of
+from results.pd_lifecycle.by_launch import find_incomplete_launches, read_size
 from results.pd_lifecycle.compare import build_comparable
 from results.pd_lifecycle.draw import DRAWERS, draw_overhead
 from results.pd_lifecycle.figures import build_figures, list_baselines
@@ -26,13 +26,13 @@ from results.pd_lifecycle.overheads import (
     PLAIN_ENGINE,
     OverheadCell,
     find_break_evens,
+    judge_signs,
     measure_grid_overheads,
     measure_overheads,
-    sign_at,
 )
 from results.pd_lifecycle.page import build_page
 from results.pd_lifecycle.report import list_limits
-from results.pd_lifecycle.summary import values_of
+from results.pd_lifecycle.summary import collect_config_values
 from results.pd_lifecycle.tables import build_tables
 from results.pd_lifecycle.write import build_aggregate
 from results.records.estimate import Estimate, unknown
@@ -156,11 +156,13 @@ def test_a_slow_repetition_moves_the_mean_and_not_what_decides() -> None:
 def test_the_values_of_a_configuration_are_over_its_launches() -> None:
     records = [one for one in _launched(np.random.default_rng(3), by_launch=0.3) if one.counted]
     own = [one for one in records if one.config.key == (0, 512, 1)]
-    estimate = values_of(own, 3)["client_ttft"]
-    each = [values_of([one for one in own if one.trial == trial], 1)["client_ttft"].value for trial in range(3)]
+    estimate = collect_config_values(own, 3)["client_ttft"]
+    each = [
+        collect_config_values([one for one in own if one.trial == trial], 1)["client_ttft"].value for trial in range(3)
+    ]
     assert estimate.value == pytest.approx(np.mean(np.array(each, dtype=np.float64)))
     assert (estimate.launches, estimate.n) == (3, 9)
-    some = values_of([one for one in own if one.trial], 3)["client_ttft"]
+    some = collect_config_values([one for one in own if one.trial], 3)["client_ttft"]
     assert some.value == pytest.approx(np.mean(np.array(each[1:], dtype=np.float64)))
     assert (some.low, some.reason) == (None, "2 of 3 launches have this configuration"), "no spread of repetitions"
 
@@ -182,7 +184,7 @@ def _with_a_stalled_launch() -> list[LifecycleRecord]:
 
 def test_no_interval_of_a_duration_reaches_below_zero_and_those_of_differences_may() -> None:
     records = [one for one in _with_a_stalled_launch() if one.counted]
-    values = values_of([one for one in records if one.config.key == (0, 512, 1)], 3)
+    values = collect_config_values([one for one in records if one.config.key == (0, 512, 1)], 3)
     for name in ("e2e", "p_prefill", "rdma_transfer", "client_ttft", "colo_ttft", "plain_ttft"):
         assert (values[name].low or 0.0) >= 0, name
     assert values["client_ttft"].low == 0
@@ -216,14 +218,14 @@ def test_criterion_2_is_judged_over_the_launches() -> None:
     sure = verdicts.judge_dominance(alike, 4000)
     assert 0 < (sure.p or 0) < 0.05 < (unsure.p or 0)
     assert verdicts.judge_dominance(alike[: len(alike) // 3], 4000).p is None, "one launch gives no p"
-    lacking = [one for one in alike if one.trial or size_of(one) != (0, 4096)]
+    lacking = [one for one in alike if one.trial or read_size(one) != (0, 4096)]
     unmeasured = verdicts.judge_dominance(lacking, 4000)
     assert unmeasured.p is None, "a size without a number is no p of all sizes"
     assert unmeasured.outcome is Outcome.UNDECIDED
     assert unmeasured.reason.startswith("no interval at C=0 N=4096: not measured in every launch")
     assert "longer at 4 of 4 (C, N)" in unmeasured.reason, "by the point it has a value"
-    sizes = sorted({size_of(one) for one in alike})
-    nowhere = [one for one in alike if sizes.index(size_of(one)) % 3 != one.trial]
+    sizes = sorted({read_size(one) for one in alike})
+    nowhere = [one for one in alike if sizes.index(read_size(one)) % 3 != one.trial]
     nothing = verdicts.judge_dominance(nowhere, 4000)
     assert (nothing.outcome, nothing.p) == (Outcome.UNDECIDED, None), "output lengths of a launch are no launches"
     assert "no size was measured in every launch" in nothing.reason
@@ -335,7 +337,7 @@ def test_a_criterion_that_the_data_leave_without_a_p_stays_in_holm_s_family(tmp_
         replace(one, trial=trial)
         for trial in range(3)
         for one in grid(Truth(prefill_ms_per_token=0.0001), sizes=(512, 2048, 8192), lengths=(1,), seed=trial)
-        if trial or size_of(one) != (0, 8192)
+        if trial or read_size(one) != (0, 8192)
     ]
     _, dominance, linearity, _, overhead = analyze(write_run(tmp_path, records)).criteria
     assert (dominance.p, linearity.p is None, overhead.p is None) == (None, False, False)
@@ -397,7 +399,7 @@ def _with_p(*of: tuple[float, float]) -> list[OverheadCell]:
                      change=Estimate(change, launches=3))
         for place, (change, p) in enumerate(of)
     ]  # fmt: skip
-    return sign_at(cells, 0.95)
+    return judge_signs(cells, 0.95)
 
 
 def test_the_p_of_criterion_5_is_that_of_its_whole_rule() -> None:

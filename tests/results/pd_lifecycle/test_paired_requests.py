@@ -20,12 +20,12 @@ from results.pd_lifecycle.paired_requests import (
     compare_output_lengths,
     measure_order_effects,
 )
-from results.pd_lifecycle.summary import values_of
+from results.pd_lifecycle.summary import collect_config_values
 from results.pd_lifecycle.transfer_regression import fit_least_squares
 from results.records.events import LifecycleMeasured
 from results.records.lifecycle import LifecycleRecord, RequestConfig
 from results.statistics.judgement import Outcome
-from state.lifecycle import LifecycleView, lifecycle_after, list_overheads
+from state.lifecycle import LifecycleView, fold_request_into_lifecycle, list_overheads
 from tests.results.pd_lifecycle.synthetic import Truth, grid, seen
 from tests.results.statistics.in_memory import covers
 
@@ -144,7 +144,7 @@ def test_an_order_effect_over_launches_is_over_the_sizes_that_every_launch_has()
 def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
     records = [record for record in grid(Truth(order_ms=6.0), contexts=(0,), sizes=(512,), lengths=(32,))]
     (cell,) = measure_overheads(records)
-    row = values_of([record for record in records if record.counted], 1)
+    row = collect_config_values([record for record in records if record.counted], 1)
     assert row["pdsep_overhead"].value == pytest.approx(cell.overhead_ms.value)
     assert row["client_ttft"].value == pytest.approx(cell.pdsep_ttft_ms.value)
     assert row["colo_ttft"].value == pytest.approx(cell.colo_ttft_ms.value)
@@ -155,7 +155,7 @@ def test_the_summary_the_map_and_the_console_have_one_estimator() -> None:
             "sweep/a", 0, 512, 32, record.repetition, warmup=record.warmup, ttft_ms=record.client_ttft_ms,
             colo_ttft_ms=record.colo.ttft_ms, colo_first=record.colo.first,
         )  # fmt: skip
-        view = lifecycle_after(view, event, 1.0, 1)
+        view = fold_request_into_lifecycle(view, event, 1.0, 1)
     assert view is not None
     (shown,) = list_overheads(view)
     assert shown.overhead_ms == pytest.approx(cell.overhead_ms.value)

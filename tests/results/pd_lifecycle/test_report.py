@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 
 from results.pd_lifecycle.analyze import LifecycleAnalysis, analyze
-from results.pd_lifecycle.bandwidth_curve import no_knee
+from results.pd_lifecycle.bandwidth_curve import make_unknown_knee
 from results.pd_lifecycle.consistency import measure_drifts
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import BANDWIDTH, BREAKDOWN, COST, build_figures
 from results.pd_lifecycle.report import build_report, list_limits
-from results.pd_lifecycle.summary import COLUMNS, DURATIONS, build_summary_rows, values_of
+from results.pd_lifecycle.summary import COLUMNS, DURATIONS, build_summary_rows, collect_config_values
 from results.pd_lifecycle.tables import build_tables
 from results.pd_lifecycle.write import write_results
 from results.records.layout import LifecycleLayout, RunLayout, write_indented_json
@@ -126,7 +126,7 @@ def test_a_bandwidth_lies_within_its_own_interval() -> None:
     """One slow transfer: all bytes over all time is far below the mean of the single bandwidths."""
     records = [seen(Truth(noise=0.0), ONE, n).record() for n in range(3, 9)]
     slow = seen(Truth(noise=0.0, alpha_ms=200.0), ONE, 9).record()
-    bandwidth = values_of([*records, slow], 1)["bw_gbps"]
+    bandwidth = collect_config_values([*records, slow], 1)["bw_gbps"]
     moved = 7 * 512 * 512
     took_ms = sum(record.breakdown_ms["rdma_transfer"] or 0.0 for record in (*records, slow))
     low, high = bounds(bandwidth)
@@ -304,7 +304,7 @@ def test_a_figure_without_its_line_says_why(analysis: LifecycleAnalysis) -> None
     assert "asymptote" in figures[1].lines
     single = replace(analysis, overheads=tuple(one for one in analysis.overheads if (one.overhead_ms.value or 0) > 0))
     assert "No line: the overhead has one sign everywhere" in build_figures(single)[3].caption
-    knee = no_knee(0.9, "pieces cost time")
+    knee = make_unknown_knee(0.9, "pieces cost time")
     limitless = build_figures(replace(analysis, costs=replace(analysis.costs, knee=knee)))[1]
     assert not {"asymptote", "knee"} & set(limitless.lines)
     assert "No line, asymptote or knee: pieces cost time." in limitless.caption

@@ -12,7 +12,7 @@ import pytest
 from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.cost_model import fit_costs
 from results.pd_lifecycle.overheads import OverheadCell, find_break_evens, measure_overheads
-from results.pd_lifecycle.transfer_regression import transfers_of
+from results.pd_lifecycle.transfer_regression import collect_transfers
 from results.pd_lifecycle.volumes import measure_volumes
 from results.records.estimate import Estimate, unknown
 from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
@@ -101,7 +101,7 @@ def test_no_long_prompt_leaves_dominance_open() -> None:
     [(Truth(), Outcome.HOLDS), (Truth(noise=1.5), Outcome.FAILS), (Truth(noise=0.16), Outcome.UNDECIDED)],
 )
 def test_the_model_fits_by_the_interval_of_its_r2(truth: Truth, outcome: Outcome) -> None:
-    costs = verdicts.judge_linearity(fit_costs(transfers_of(tuple(grid(truth))), link_gbps=None, knee_share=0.9))
+    costs = verdicts.judge_linearity(fit_costs(collect_transfers(tuple(grid(truth))), link_gbps=None, knee_share=0.9))
     assert costs.outcome is outcome
 
 
@@ -295,7 +295,7 @@ def test_without_a_baseline_there_is_no_map() -> None:
 
 
 def test_no_criterion_breaks_on_a_run_without_requests(tmp_path: Path) -> None:
-    fitted = fit_costs(transfers_of(()), link_gbps=None, knee_share=0.9)
+    fitted = fit_costs(collect_transfers(()), link_gbps=None, knee_share=0.9)
     criteria = [
         verdicts.judge_completeness([]),
         verdicts.judge_dominance([], 4000),

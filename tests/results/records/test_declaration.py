@@ -12,11 +12,17 @@ import pytest
 
 from launch.environment import Engine, capture
 from results.records.decisions import DecisionRecord
-from results.records.declaration import Field, UnknownVersion, decode_versioned, explain_unknown_field, fields_of
+from results.records.declaration import (
+    Field,
+    UnknownVersion,
+    decode_versioned,
+    explain_unknown_field,
+    list_record_fields,
+)
 from results.records.declared import DECLARED
 from results.records.environment import parse_environment
-from results.records.frames import TURN_SCHEMA, Gap, arrow_schema, read_table
-from results.records.layout import parquet_beside
+from results.records.frames import TURN_SCHEMA, Gap, make_arrow_schema, read_table
+from results.records.layout import name_parquet_beside
 from results.records.routing_cells import RoutingConfig
 from results.records.turns import EngineSample, TurnRecord
 from state.events import KINDS
@@ -34,9 +40,9 @@ class Grown(TurnRecord):
 
 @pytest.mark.parametrize("record", [DecisionRecord, TurnRecord, EngineSample])
 def test_a_row_of_real_engines_has_no_mark_of_a_simulation(record: type) -> None:
-    (field,) = [one for one in fields_of(record) if one.name == "simulated"]
+    (field,) = [one for one in list_record_fields(record) if one.name == "simulated"]
     assert (field.kind, field.nullable, field.required) == (bool, False, False)
-    needed = {one.name: None for one in fields_of(record) if one.required}
+    needed = {one.name: None for one in list_record_fields(record) if one.required}
     live = record(**needed)
     assert b"simulated" not in msgspec.json.encode(live)
     assert b'"simulated":true' in msgspec.json.encode(record(**needed, simulated=True))
@@ -87,7 +93,7 @@ def test_the_environment_of_a_gpu_host_has_how_its_gpus_are_connected(
 
 
 def test_a_field_states_type_unit_and_sentence() -> None:
-    by_name = {one.name: one for one in fields_of(TurnRecord)}
+    by_name = {one.name: one for one in list_record_fields(TurnRecord)}
     assert by_name["session_delay_s"] == Field(
         "session_delay_s", float, nullable=False, required=False, unit="s",
         sentence="How long max_inflight_sessions held its session back; the same for all turns of a session that "
@@ -95,35 +101,35 @@ def test_a_field_states_type_unit_and_sentence() -> None:
     )  # fmt: skip
     assert (by_name["cached_tokens"].unit, by_name["cached_tokens"].nullable) == ("tokens", True)
     assert (by_name["chunks"].unit, by_name["session"].unit) == ("1", "")
-    (several,) = [one for one in fields_of(RoutingConfig) if one.name == "reserved_output"]
+    (several,) = [one for one in list_record_fields(RoutingConfig) if one.name == "reserved_output"]
     assert (several.kind, several.required) == (int | str, False)
 
 
 def test_files_of_before_a_field_was_added_open_with_nulls(tmp_path: Path) -> None:
-    row = {one.name: 1 for one in fields_of(TurnRecord) if one.unit} | {
+    row = {one.name: 1 for one in list_record_fields(TurnRecord) if one.unit} | {
         name: "x" for name in ("request", "session", "agent")
     }
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(msgspec.json.encode(row | {"status": "ok"}) + b"\n")
     assert not isinstance(read_table(path, TURN_SCHEMA), Gap)
-    assert parquet_beside(path).exists()
+    assert name_parquet_beside(path).exists()
     for _ in range(2):  # from the Parquet copy of the older version, then from the JSONL
-        loaded = read_table(path, arrow_schema(Grown))
+        loaded = read_table(path, make_arrow_schema(Grown))
         assert not isinstance(loaded, Gap)
         assert loaded[0].schema.names == [*TURN_SCHEMA.names, "preempted_s"]
         assert loaded[0]["preempted_s"].to_pylist() == [None]
-        parquet_beside(path).unlink(missing_ok=True)
+        name_parquet_beside(path).unlink(missing_ok=True)
 
 
 def test_a_copy_with_columns_in_another_order_is_read(tmp_path: Path) -> None:
     """An older version wrote the columns of a turn in another order."""
     path = tmp_path / "metrics.jsonl"
-    row = {one.name: 1 for one in fields_of(TurnRecord) if one.unit}
+    row = {one.name: 1 for one in list_record_fields(TurnRecord) if one.unit}
     path.write_bytes(msgspec.json.encode(row | dict.fromkeys(("request", "session", "agent", "status"), "ok")) + b"\n")
     first = read_table(path, TURN_SCHEMA)
     assert not isinstance(first, Gap)
-    copy = pq.read_table(parquet_beside(path))
-    pq.write_table(copy.select(sorted(copy.schema.names)), parquet_beside(path))
+    copy = pq.read_table(name_parquet_beside(path))
+    pq.write_table(copy.select(sorted(copy.schema.names)), name_parquet_beside(path))
     again = read_table(path, TURN_SCHEMA)
     assert not isinstance(again, Gap)
     assert again[0].to_pylist() == first[0].to_pylist()
@@ -170,7 +176,7 @@ def test_a_field_that_its_record_does_not_have_is_named_with_those_that_it_has(r
 
 def test_a_type_that_no_column_holds_is_refused() -> None:
     with pytest.raises(TypeError):
-        fields_of(int)
-    assert arrow_schema(Third) == pa.schema(
+        list_record_fields(int)
+    assert make_arrow_schema(Third) == pa.schema(
         [pa.field("width_s", pa.float64(), nullable=False), pa.field("version", pa.int64())]
     )

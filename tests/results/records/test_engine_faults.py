@@ -8,7 +8,7 @@ import msgspec
 
 from results.connector_tax.analyze import analyze
 from results.pd_lifecycle.analyze import analyze as analyze_lifecycle
-from results.records.engine_faults import engine_fault_gaps
+from results.records.engine_faults import list_engine_fault_gaps
 from results.records.layout import RunLayout
 from results.records.schemas import EngineFault
 from results.routing.analyze import analyze as analyze_routing
@@ -20,9 +20,9 @@ STALL = EngineFault(2.0, "e1-1", "plain", "stall", "a step has run for 5 s: last
 
 
 def test_every_report_lists_the_deaths_and_stalls_of_its_run(tmp_path: Path) -> None:
-    assert engine_fault_gaps(tmp_path) == ()
+    assert list_engine_fault_gaps(tmp_path) == ()
     RunLayout(tmp_path).engine_faults.write_bytes(msgspec.json.Encoder().encode_lines([DEATH, STALL]))
-    gaps = engine_fault_gaps(tmp_path)
+    gaps = list_engine_fault_gaps(tmp_path)
     assert [(gap.artifact, gap.reason) for gap in gaps] == [
         ("engine e0-3", "was ended by SIGILL. Its log ends: one | the last line"),
         ("engine e1-1", "a step has run for 5 s: last Python frame vllm/y.py:2 in g"),
@@ -33,6 +33,6 @@ def test_every_report_lists_the_deaths_and_stalls_of_its_run(tmp_path: Path) -> 
 
 def test_a_damaged_line_is_a_gap_of_its_own(tmp_path: Path) -> None:
     RunLayout(tmp_path).engine_faults.write_bytes(b"{\n" + msgspec.json.encode(STALL))
-    damaged, stall = engine_fault_gaps(tmp_path)
+    damaged, stall = list_engine_fault_gaps(tmp_path)
     assert damaged.reason.startswith("line 1 is damaged")
     assert stall.artifact == "engine e1-1"

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from results.records.frames import Gap, Loaded, read_cell, read_metrics, read_requests, read_steps
-from results.records.layout import ConfigLayout, parquet_beside, sha256
+from results.records.layout import ConfigLayout, name_parquet_beside, sha256
 from tests.results.connector_tax.synthetic import Behavior, Cell, Load, write_cell
 
 WAITING = "vllm:num_requests_waiting"
@@ -50,7 +50,7 @@ def test_records_come_in_the_order_of_the_schedule_whatever_order_they_ended_in(
 def test_parquet_is_kept_and_used_until_its_source_changes(cell: Path) -> None:
     path = _requests(cell)
     before = _frame(read_requests(path))
-    assert parquet_beside(path).exists()
+    assert name_parquet_beside(path).exists()
     stamp = path.stat()
     path.write_bytes(path.read_bytes().replace(b'"ok"', b'"no"'))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
@@ -63,16 +63,16 @@ def test_a_copied_folder_keeps_its_parquet(cell: Path) -> None:
     """Copying changes the time, not the content: the checksum decides, and nothing is written again."""
     path = _requests(cell)
     read_requests(path)
-    before = parquet_beside(path).stat()
+    before = name_parquet_beside(path).stat()
     os.utime(path)
     assert read_requests(path).frame is not None
-    assert parquet_beside(path).stat().st_mtime_ns == before.st_mtime_ns
+    assert name_parquet_beside(path).stat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_a_damaged_parquet_is_as_good_as_none(cell: Path) -> None:
     path = _requests(cell)
     before = _frame(read_requests(path))
-    parquet_beside(path).write_bytes(b"PAR1 rubbish")
+    name_parquet_beside(path).write_bytes(b"PAR1 rubbish")
     after = read_requests(path)
     assert after.gaps == ()
     assert _frame(after).equals(before)
@@ -119,7 +119,7 @@ def test_a_folder_that_cannot_be_written_can_still_be_read(cell: Path, monkeypat
 
     monkeypatch.setattr("results.records.frames.pq.write_table", refuse)
     assert read_requests(_requests(cell)).frame is not None
-    assert not parquet_beside(_requests(cell)).exists()
+    assert not name_parquet_beside(_requests(cell)).exists()
 
 
 def test_metrics_give_a_column_per_name_and_nan_where_a_scrape_lacks_it(cell: Path) -> None:
@@ -138,7 +138,7 @@ def test_steps_can_be_read_by_column(cell: Path) -> None:
     path = cell.with_name("engine_step_A_r4.jsonl")
     frame = _frame(read_steps(path, columns=("t_ns", "engine_step_us")))
     assert list(frame.columns) == ["t_ns", "engine_step_us"]
-    parquet_beside(path).unlink()
+    name_parquet_beside(path).unlink()
     assert _frame(read_steps(path, columns=("t_ns", "engine_step_us"))).equals(frame)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from results.records.gpu import HEADER, GpuSample, cut_gpu_log, describe_gpu, format_sample, gpu_notes, read_gpu_log
+from results.records.gpu import HEADER, GpuSample, cut_gpu_log, describe_gpu, format_sample, note_gpus, read_gpu_log
 
 S = 1_000_000_000
 ONE = GpuSample(5 * S, 0, 90.0, 61_440.0, 1755.0, 3201.0, 400.0, 65.0, 143_360.0, "none", "a", 1, 500.0)
@@ -82,7 +82,7 @@ def test_a_cell_whose_engines_use_no_gpu_has_no_numbers_of_one(tmp_path: Path) -
 def test_where_the_engines_gpus_are_not_known_all_count(tmp_path: Path) -> None:
     log = write(tmp_path / "gpu.csv", *(replace(one, engines=None) for one in (ONE, replace(IDLE, gpu=1))))
     assert cut_gpu_log(log, "a", 0, 9 * S, tmp_path / "gpu_util.csv").gpus == (0, 1)
-    *gpus, unknown, _ = gpu_notes(log, "cuda")
+    *gpus, unknown, _ = note_gpus(log, "cuda")
     assert [note.partition(" was")[0] for note in gpus] == ["GPU 0", "GPU 1"]
     assert unknown == "Which of these GPUs the run's engines used is not recorded: numbers of GPUs are of all of them."
 
@@ -101,7 +101,7 @@ def test_the_report_names_what_each_gpu_did_and_the_cells_whose_clocks_were_limi
     hot = replace(
         ONE, t_ns=6 * S, clock_mhz=1200.0, power_w=700.0, temperature_c=84.0, limited_by="power cap", cell="b"
     )
-    gpu, cells = gpu_notes(write(tmp_path / "gpu.csv", ONE, replace(hot, cell="b")), "cuda")
+    gpu, cells = note_gpus(write(tmp_path / "gpu.csv", ONE, replace(hot, cell="b")), "cuda")
     assert "clock 1478 MHz in the median, 1200 at the lowest" in gpu
     assert "550 W in the mean, 700 at the most" in gpu
     assert "at most 84 °C" in gpu
@@ -113,22 +113,22 @@ def test_the_report_names_what_each_gpu_did_and_the_cells_whose_clocks_were_limi
 def test_the_report_speaks_of_the_gpus_of_the_runs_engines(tmp_path: Path) -> None:
     limited = replace(IDLE, gpu=3, limited_by="power cap")
     log = write(tmp_path / "gpu.csv", replace(ONE, gpu=2), limited, *(replace(IDLE, gpu=gpu) for gpu in (0, 1)))
-    used, others, clocks = gpu_notes(log, "cuda")
+    used, others, clocks = note_gpus(log, "cuda")
     assert used.startswith("GPU 2 was sampled once a second (1 times) while engines of this run used it: busy 90 %")
     assert others == (
         "No engine of this run used GPUs 0, 1, 3 of this host: `gpu.csv` has the samples, and no number here includes "
         "them."
     )
     assert clocks == "Nothing limited the clocks of a GPU that the run's engines used."
-    assert gpu_notes(write(tmp_path / "gpu.csv", IDLE), "cpu") == ()
-    assert gpu_notes(tmp_path / "gpu.csv", "cuda") == ("No GPU was sampled while an engine of this run used it.",)
+    assert note_gpus(write(tmp_path / "gpu.csv", IDLE), "cpu") == ()
+    assert note_gpus(tmp_path / "gpu.csv", "cuda") == ("No GPU was sampled while an engine of this run used it.",)
 
 
 def test_the_report_says_that_other_processes_used_a_gpu_of_the_run(tmp_path: Path) -> None:
     shared = [replace(ONE, t_ns=second * S, others_mib=mib) for second, mib in enumerate((6144.0, 12_288.0, 1000.0))]
     alone = [replace(ONE, t_ns=second * S) for second in (3, 4)]
     free = [replace(ONE, gpu=1), replace(IDLE, gpu=2, others_mib=90_000.0)]
-    notes = gpu_notes(write(tmp_path / "gpu.csv", *shared, *alone, *free), "cuda")
+    notes = note_gpus(write(tmp_path / "gpu.csv", *shared, *alone, *free), "cuda")
     (note,) = (one for one in notes if "ther processes" in one)
     assert note == (
         "Other processes held up to 12.0 GiB of GPU 0 in 40 % of the seconds: they can have slowed its cells."
@@ -139,7 +139,7 @@ def test_the_report_says_that_other_processes_used_a_gpu_of_the_run(tmp_path: Pa
 def test_the_report_says_where_other_processes_are_not_known(gpus: tuple[int, ...], named: str, tmp_path: Path) -> None:
     known = replace(ONE, gpu=5)
     samples = [replace(ONE, gpu=gpu, others_mib=None) for gpu in gpus]
-    notes = gpu_notes(write(tmp_path / "gpu.csv", *samples, known), "cuda")
+    notes = note_gpus(write(tmp_path / "gpu.csv", *samples, known), "cuda")
     assert [one for one in notes if "ther processes" in one] == [
         f"Whether other processes used {named} is not recorded."
     ]
@@ -147,10 +147,10 @@ def test_the_report_says_where_other_processes_are_not_known(gpus: tuple[int, ..
 
 def test_a_run_that_wanted_gpus_says_that_none_was_sampled(tmp_path: Path) -> None:
     path = tmp_path / "gpu.csv"
-    assert gpu_notes(path, "cuda") == ()
+    assert note_gpus(path, "cuda") == ()
     path.write_text(",".join(HEADER) + "\n# NVML lists no GPU\n")
-    assert gpu_notes(path, "cuda") == ("No GPU was sampled: NVML lists no GPU.",)
-    assert gpu_notes(path, "cpu") == ()
+    assert note_gpus(path, "cuda") == ("No GPU was sampled: NVML lists no GPU.",)
+    assert note_gpus(path, "cpu") == ()
 
 
 def test_a_gpu_in_a_few_words() -> None:

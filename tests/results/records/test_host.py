@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from results.records.host import HEADER, Disturbed, HostSample, find_disturbed, host_notes, read_host, share_slow
+from results.records.host import (
+    HEADER,
+    Disturbed,
+    HostSample,
+    compute_slow_share,
+    find_disturbed,
+    host_notes,
+    read_host,
+)
 
 
 def sample(cell: str, *, late_s: float = 0.0, stolen: float | None = 0.0) -> HostSample:
@@ -49,8 +57,8 @@ def test_seconds_in_which_no_counter_shows_why_a_core_was_slow_are_counted(tmp_p
     rows = [f"a,{second},0.0,0.5,0.0,0.1,{work_us}" for second, work_us in enumerate([100.0] * 15 + [190.0] * 5)]
     path = write(tmp_path / "host.csv", *rows, "a,21,0.0,0.5,0.0,0.1")
     _, slow = host_notes(path)
-    assert share_slow(read_host(path)) == 0.25
-    assert share_slow([sample("a")]) is None, "an older run did not time the work"
+    assert compute_slow_share(read_host(path)) == 0.25
+    assert compute_slow_share([sample("a")]) is None, "an older run did not time the work"
     assert "slow in 25.0 % of the seconds: a fixed piece of work, otherwise 100 us" in slow
     assert "took 190 us at p99" in slow
     assert len(host_notes(write(tmp_path / "even.csv", *rows[:15]))) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from patches.ring import Ring
 from results.records.errors import RingError
-from results.records.rings import MISSING, RingReader, read_ring_header, ring_paths
+from results.records.rings import MISSING, RingReader, list_ring_paths, read_ring_header
 from tests.results.records.ring_file import RingFile, engine_rows
 
 
@@ -103,7 +103,7 @@ def test_the_probe_and_the_reader_agree_on_the_format(tmp_path: Path) -> None:
     ring.open()
     for step in range(11):
         ring.put((1000 + step, step, MISSING))
-    (path,) = ring_paths(tmp_path, "worker")
+    (path,) = list_ring_paths(tmp_path, "worker")
     with RingReader(path) as reader:
         assert reader.header.unavailable == {"get_finished_ns": "no connector"}
         rows = reader.read_new()

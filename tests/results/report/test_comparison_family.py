@@ -15,7 +15,7 @@ from results.records.estimate import Estimate
 from results.records.run_folder import RunFacts
 from results.report.comparison import Comparable, Comparison, Measure, compare, to_json
 from results.report.comparison_text import describe_comparison
-from results.statistics.estimates import Samples, student_interval
+from results.statistics.estimates import Samples, compute_student_interval
 
 RUNS = 2000
 SIGMA = 0.2
@@ -24,7 +24,7 @@ SIGMA = 0.2
 
 def estimate_mean(values: Samples) -> Estimate:
     error = float(values.std(ddof=1)) / math.sqrt(values.size)
-    return student_interval(float(values.mean()), error, values.size - 1, 90, launches=values.size)
+    return compute_student_interval(float(values.mean()), error, values.size - 1, 90, launches=values.size)
 
 
 def measure(index: int, logs: Samples, *, states_degrees: bool = True) -> Measure:
@@ -91,7 +91,7 @@ def by_hand() -> Comparison:
     sides = [
         Comparable(RunFacts(name, "toy"), [
             Measure(
-                "Policies", {"number": str(index)}, student_interval(10 + index + at, error, 2, 90, launches=3),
+                "Policies", {"number": str(index)}, compute_student_interval(10 + index + at, error, 2, 90, launches=3),
                 "ms", degrees=2,
             )
             for index, at in enumerate(values)

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Drawing
 
 from results.report.direct_labels import LABEL_SIZE, Named, label_lines, label_marks, move_apart, settle_labels
-from results.report.ink import PENS, READABLE, contrast_with_white, darken, sheet
+from results.report.ink import PENS, READABLE, compute_contrast_with_white, darken, sheet
 from tests.results.overlaps import overlaps
 
 
@@ -92,6 +92,6 @@ def test_a_mark_is_beside_its_name() -> None:
 def test_every_pen_has_letters_that_can_be_read() -> None:
     for pen in PENS:
         red, green, blue = to_rgb(darken(pen.color))
-        assert contrast_with_white((red, green, blue)) >= READABLE
+        assert compute_contrast_with_white((red, green, blue)) >= READABLE
     assert darken("#0072b2") == "#0072b2"
     assert darken("#56b4e9") != "#56b4e9"

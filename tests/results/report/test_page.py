@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from results.records.estimate import Estimate
-from results.registry import results_named
+from results.registry import find_results
 from results.report.content import Report, ReportText
 from results.report.document import APPENDIX, render_markdown
 from results.report.figure import Figure
@@ -54,7 +54,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("runs") / f"20260131-120000-{request.param}-cpu-tiny"
     root.mkdir()
     EXPERIMENTS[request.param].write_raw(root)
-    results = results_named(request.param)
+    results = find_results(request.param)
     assert results.page is not None
     return root, results.page(results.write(root))
 

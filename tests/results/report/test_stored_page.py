@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from results.records.layout import RunLayout
-from results.registry import results_named
+from results.registry import find_results
 from results.report.page import MOST_ANSWERS, Page, PageAnswer, fit_page
 from results.report.stored_page import digest_inputs, read_page, store_page
 from tests.results.test_reports import write_tax_run
@@ -23,7 +23,7 @@ PAGE = Page("?", ("Here.",), "Noise floor: none.", (PageAnswer("a", "higher", "s
 def analyzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
     write_tax_run(root)
-    results_named("connector-tax").write(root)
+    find_results("connector-tax").write(root)
     return root
 
 
@@ -83,7 +83,7 @@ def test_a_page_is_not_read_once_the_run_has_changed(root: Path, change: Callabl
 @nothing_drawn()
 def test_what_the_analysis_and_a_live_run_write_leaves_the_page_as_it_is(root: Path) -> None:
     page = read_page(root)
-    results_named("connector-tax").write(root)
+    find_results("connector-tax").write(root)
     layout = RunLayout(root)
     for path in (
         layout.log,

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from results.report.terms import SECTIONS, TERMS, begin_sentence, define_terms, glossary_page
+from results.report.terms import SECTIONS, TERMS, begin_sentence, define_terms, make_glossary_page
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    assert page == glossary_page(), "run: python -m results.report.terms > docs/glossary.md"
+    assert page == make_glossary_page(), "run: python -m results.report.terms > docs/glossary.md"
 
 
 def test_every_term_is_declared_once_and_is_one_sentence() -> None:

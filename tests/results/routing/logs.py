@@ -16,7 +16,7 @@ from results.records.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
-from results.routing.logs import LogFacts, log_facts
+from results.routing.logs import LogFacts, collect_log_facts
 from results.routing.measurements import Measurements
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measurements_of
 
@@ -122,5 +122,5 @@ def facts_of_logs(
         for trial, log in enumerate(own):
             cell = loaded(world, Truth(label, policy), trial)
             cells.append(replace(cell, record=replace(cell.record, **fields(label)), path=f"{label}{trial}"))
-            facts[label][trial] = log_facts(cells[-1], log.records)
+            facts[label][trial] = collect_log_facts(cells[-1], log.records)
     return facts, measurements_of(cells)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from results.measures.turns import Turns, turns_of
+from results.measures.turns import Turns, convert_to_turns
 from results.records.decisions import (
     ClusterView,
     Decision,
@@ -33,7 +33,7 @@ from results.routing.analyze import RoutingAnalysis
 from results.routing.experiment import RESULTS
 from results.routing.measurements import Measurements
 from results.routing.read import LoadedCell, count_picks
-from results.routing.summary import summarize_cell, summary_of
+from results.routing.summary import summarize_cell, summarize_loaded_cell
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 BLOCK = 16
@@ -311,7 +311,7 @@ def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> Loaded
 
 
 def measurements_of(cells: Sequence[LoadedCell]) -> Measurements:
-    return Measurements(cells, [summary_of(cell) for cell in cells])
+    return Measurements(cells, [summarize_loaded_cell(cell) for cell in cells])
 
 
 def measured(world: World, truths: Sequence[Truth]) -> Measurements:
@@ -396,4 +396,4 @@ def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 
 def turns_from(rows: Sequence[TurnRecord]) -> Turns:
     """The turns that reading these records back from `metrics.jsonl` gives."""
     table = pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], schema=TURN_SCHEMA)
-    return turns_of(table, T0_NS)
+    return convert_to_turns(table, T0_NS)

@@ -11,7 +11,7 @@ import pytest
 from results.records.estimate import Estimate
 from results.routing import conditional_claims
 from results.routing.analyze import analyze
-from results.routing.conditional_claims import ConditionalClaim, conditional_table, find_same, judge_variations
+from results.routing.conditional_claims import ConditionalClaim, find_same, judge_variations, make_conditional_table
 from results.routing.loads import Load, LoadJudgement, judge_under_load, judge_whole_run
 from results.statistics.judgement import Judgement, Outcome
 from tests.results.routing.synthetic import Truth, World, write_run
@@ -57,7 +57,7 @@ def test_a_claim_is_conditional_on_what_turns_it_into_its_opposite(
 def test_the_table_names_what_is_not_decided_and_what_is_decided_elsewhere() -> None:
     held = vary(CLAIM, {"base_s*0.7": Outcome.UNDECIDED})
     open_claim = vary(replace(CLAIM, outcome=Outcome.OPEN), {"base_s*0.7": Outcome.FAILS})
-    rows = conditional_table((held, open_claim)).rows
+    rows = make_conditional_table((held, open_claim)).rows
     assert rows[0][-2:] == ("base_s*0.7", "-")
     assert rows[1][-2:] == ("-", "base_s*0.7: fails")
 
@@ -69,7 +69,7 @@ def test_the_table_shows_how_near_a_claim_comes_to_another_outcome() -> None:
 
     varied = {"base_s*0.7": measured(1.2, 0.04), "base_s*1.3": measured(2.0, 0.001), "trace=even": measured(1.5, None)}
     counted = replace(CLAIM, name="D4")
-    table = conditional_table(
+    table = make_conditional_table(
         (ConditionalClaim(measured(1.4, 0.002), varied), ConditionalClaim(counted, {"base_s*0.7": counted}))
     )
     shown = [dict(zip(table.columns, row, strict=True)) for row in table.rows]

@@ -9,7 +9,7 @@ import pytest
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_measurements import measure_load_floor
-from results.routing.measurements import count_interval, level_interval, one_per_trial
+from results.routing.measurements import estimate_count_interval, estimate_level_interval, make_trial_of_number
 from results.statistics.judgement import Outcome, correct_together
 from results.statistics.trials import Measured
 from tests.results.routing.logs import facts_of_logs, spread
@@ -20,13 +20,13 @@ SESSIONS = 60
 
 def counted(counts: list[int]) -> Measured:
     """This many of the sessions, trial by trial."""
-    return Measured({trial: one_per_trial(count / SESSIONS, SESSIONS) for trial, count in enumerate(counts)})
+    return Measured({trial: make_trial_of_number(count / SESSIONS, SESSIONS) for trial, count in enumerate(counts)})
 
 
 @pytest.mark.parametrize("trials", [3, 5, 10, 20])
 def test_the_interval_covers_a_count_that_moves_by_one_session(trials: int) -> None:
     """Exactly, over all outcomes: a trial has 15 sessions, or 16 with this probability."""
-    worst = {count_interval: 1.0, level_interval: 1.0}
+    worst = {estimate_count_interval: 1.0, estimate_level_interval: 1.0}
     for percent in range(101):
         chance = percent / 100
         covered = dict.fromkeys(worst, 0.0)
@@ -38,19 +38,19 @@ def test_the_interval_covers_a_count_that_moves_by_one_session(trials: int) -> N
                 if bounds.low is not None and not bounds.excludes((15 + chance) / SESSIONS):
                     covered[interval] += weight
         worst = {interval: min(least, covered[interval]) for interval, least in worst.items()}
-    assert worst[count_interval] >= 0.95
-    assert worst[level_interval] < 0.2, "the spread of the trials alone"
+    assert worst[estimate_count_interval] >= 0.95
+    assert worst[estimate_level_interval] < 0.2, "the spread of the trials alone"
 
 
 def test_a_count_that_varies_has_its_own_spread_and_a_share_stays_within_its_bounds() -> None:
     wide = counted([10, 15, 20])
-    assert count_interval(wide) == level_interval(wide, most=1.0)
-    none, every = (count_interval(counted([count] * 5)) for count in (0, SESSIONS))
+    assert estimate_count_interval(wide) == estimate_level_interval(wide, most=1.0)
+    none, every = (estimate_count_interval(counted([count] * 5)) for count in (0, SESSIONS))
     assert (none.low, every.high) == (0.0, 1.0)
     half = 2.7764 * 0.5 / SESSIONS / math.sqrt(5)
     assert none.high == pytest.approx(half, rel=1e-4)
     assert none.reason is None
-    assert count_interval(counted([15, 15])).low is None, "two trials give no interval"
+    assert estimate_count_interval(counted([15, 15])).low is None, "two trials give no interval"
 
 
 def test_decision_points_are_decided_where_each_trial_spreads_the_sessions_alike() -> None:

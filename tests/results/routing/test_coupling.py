@@ -10,22 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.measures.turns import SessionTimes, Turns, session_times
+from results.measures.turns import SessionTimes, Turns, measure_session_times
 from results.records.estimate import Estimate
 from results.routing.coupling import (
     Coupling,
     Curve,
     Loop,
     compute_gain,
+    compute_specified_curve,
     fit_couplings,
-    loop_of,
+    measure_loop,
     predict_curve,
-    predicted_wall_s,
-    specified_curve,
+    predict_wall_s,
     why_no_loop,
 )
-from results.routing.metrics import metric_named
-from results.routing.summary import summary_of
+from results.routing.metrics import find_metric
+from results.routing.summary import summarize_loaded_cell
 from tests.results.routing.synthetic import Truth, World, loaded, measured, measurements_of, records, turns_from
 from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 
@@ -66,7 +66,7 @@ def test_a_slope_holds_what_varies_between_sessions_however_many_trials_there_ar
 
 def test_the_terms_are_those_of_the_world() -> None:
     world = replace(WORLD, think_s=1.5, session_sigma=0.0, turn_sigma=0.0, random_gaps=False)
-    loop = loop_of(turns_from(records(world, Truth("a"))))
+    loop = measure_loop(turns_from(records(world, Truth("a"))))
     assert not isinstance(loop, str)
     assert loop.arrivals_per_s == pytest.approx(1 / 0.8)
     assert loop.turns == pytest.approx(5)
@@ -111,12 +111,12 @@ def test_a_trial_whose_turns_cannot_be_read_shows_no_loop() -> None:
     assert "the turn records cannot be read" in row.why_no_loop
     assert "of 3 trials" in row.why_no_loop
     assert row.loop_gain.value is None
-    assert len(found.get("unified", metric_named("amplification")).trials) == 3
+    assert len(found.get("unified", find_metric("amplification")).trials) == 3
 
 
 def _held_back(turns: Turns, cap: int) -> Turns:
     """The same turns as a limit on sessions in flight would stamp them: due late, with the delay beside."""
-    times = session_times(turns)
+    times = measure_session_times(turns)
     place = {name: number for number, name in enumerate(times.session)}
     late = np.array([max(0, place[str(name)] - cap + 1) * 0.1 for name in turns.session])
     return replace(
@@ -131,8 +131,8 @@ def _held_back(turns: Turns, cap: int) -> Turns:
 def test_arrivals_are_the_traces_whatever_a_limit_held_back() -> None:
     turns = turns_from(records(WORLD, Truth("a")))
     capped = _held_back(turns, 4)
-    assert session_times(capped).arrival_s == pytest.approx(session_times(turns).arrival_s)
-    loop, free = loop_of(capped), loop_of(turns)
+    assert measure_session_times(capped).arrival_s == pytest.approx(measure_session_times(turns).arrival_s)
+    loop, free = measure_loop(capped), measure_loop(turns)
     assert not isinstance(loop, str)
     assert not isinstance(free, str)
     assert loop.arrivals_per_s == pytest.approx(free.arrivals_per_s)
@@ -149,7 +149,7 @@ def test_a_system_that_held_no_session_shows_no_loop() -> None:
 
 
 def test_a_steady_state_obeys_littles_law() -> None:
-    loop = loop_of(turns_from(records(replace(WORLD, sessions=300), COUPLED)))
+    loop = measure_loop(turns_from(records(replace(WORLD, sessions=300), COUPLED)))
     assert not isinstance(loop, str)
     assert loop.in_system == pytest.approx(loop.arrivals_per_s * loop.turns * (loop.service_s + loop.think_s), rel=0.05)
 
@@ -157,7 +157,7 @@ def test_a_steady_state_obeys_littles_law() -> None:
 def test_the_equilibrium_is_what_the_closed_loop_settles_at() -> None:
     world = replace(WORLD, sessions=300, trials=1)
     (row,) = _loop(world, COUPLED)
-    settled = summary_of(loaded(world, COUPLED)).estimate("concurrency").value
+    settled = summarize_loaded_cell(loaded(world, COUPLED)).estimate("concurrency").value
     assert row.equilibrium.value == pytest.approx(settled, rel=0.05)
 
 
@@ -185,7 +185,7 @@ def test_the_curve_is_the_derivative_of_the_fixed_point(slope: float, think: flo
 
     service = empty + slope * fixed(1.0)
     row = _row(0.25, 20, empty + slope * at, think, at, slope)
-    found = specified_curve(row, np.array([service]))
+    found = compute_specified_curve(row, np.array([service]))
     assert not isinstance(found, str)
     share = 1e-6
     assert found[0] == pytest.approx((fixed(1 + share) - fixed(1 - share)) / (2 * share), rel=1e-3)
@@ -196,14 +196,14 @@ def test_a_slow_down_moves_the_sessions_that_are_served_not_those_that_pause() -
     (row,) = _loop(replace(WORLD, sessions=300, trials=1, think_s=1.0), COUPLED)
     terms = (row.equilibrium, row.service_s, row.slope_s, row.concurrency, row.gain, row.sensitivity)
     settled, service, slope, at, gain, moved = (float(term.value or 0.0) for term in terms)
-    found = specified_curve(row, np.array([service + slope * (settled - at)]))
+    found = compute_specified_curve(row, np.array([service + slope * (settled - at)]))
     assert not isinstance(found, str)
     assert moved == pytest.approx(found[0])
     assert moved < 0.6 * settled * gain, "most of the sessions pause"
 
 
 def test_no_feedback_draws_no_curve() -> None:
-    found = specified_curve(_row(0.25, 20, 2.0, 0.0, 10.0, -0.01), np.array([2.0]))
+    found = compute_specified_curve(_row(0.25, 20, 2.0, 0.0, 10.0, -0.01), np.array([2.0]))
     assert isinstance(found, str)
     assert "no feedback" in found
 
@@ -224,12 +224,12 @@ def test_slower_turns_never_end_earlier_and_a_cap_never_helps(
     found: tuple[list[float], list[float], list[float]], slower: float, cap: int
 ) -> None:
     one = _times(found)
-    free = predicted_wall_s(one, slower, 0)
+    free = predict_wall_s(one, slower, 0)
     assert free == pytest.approx(float((one.arrival_s + slower * one.busy_s + one.idle_s).max()))
-    assert predicted_wall_s(one, slower, cap) >= free - 1e-9
-    assert predicted_wall_s(one, slower * 1.5, cap) >= predicted_wall_s(one, slower, cap) - 1e-9
+    assert predict_wall_s(one, slower, cap) >= free - 1e-9
+    assert predict_wall_s(one, slower * 1.5, cap) >= predict_wall_s(one, slower, cap) - 1e-9
     if cap == 1:
-        assert predicted_wall_s(one, slower, 1) >= float((slower * one.busy_s + one.idle_s).sum()) - 1e-9
+        assert predict_wall_s(one, slower, 1) >= float((slower * one.busy_s + one.idle_s).sum()) - 1e-9
 
 
 def test_the_prediction_passes_through_the_policy_it_starts_from() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from results.records.engine_gates import EngineGate, EngineGates
 from results.records.estimate import Estimate
-from results.records.layout import RunLayout, digest_cells, trial_layouts, write_indented_json
+from results.records.layout import RunLayout, digest_cells, list_trial_layouts, write_indented_json
 from results.report.engine_gates import KNOWN_ANSWERS, describe_gates
 from results.routing.analyze import analyze
 from results.routing.page import build_page
@@ -89,7 +89,7 @@ def test_the_section_names_the_tests_of_the_known_answers(is_checked: bool, tmp_
 def test_gates_of_cells_that_changed_since_do_not_count(tmp_path: Path) -> None:
     root = make_run(tmp_path)
     record_gates(root, PARITY)
-    cell = trial_layouts(root)[0].cell
+    cell = list_trial_layouts(root)[0].cell
     cell.write_bytes(cell.read_bytes() + b"\n")
     section = report_text(analyze(root)).partition(TITLE)[2]
     assert "cells of this run changed after it was checked" in section

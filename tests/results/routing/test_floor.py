@@ -18,8 +18,8 @@ from results.routing.floor_facts import (
     Rules,
     SessionFacts,
     TransportFacts,
+    collect_transport_facts,
     floor_facts,
-    transport_facts,
 )
 from results.routing.floor_measurements import fix_of, measure_load_floor
 from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, QuarantinePair
@@ -501,7 +501,7 @@ def test_failures_and_quarantines_answer_the_window() -> None:
             for target, status, took_s, reason in found
         ]
 
-    facts = transport_facts([
+    facts = collect_transport_facts([
         log(
             ("b", "failed", 120, "no answer within 120 s"), ("b", "failed", 1, "HTTP 500"),
             ("b", "refused", 0, "quarantined for 10.0 s more (HTTP 500)"), ("b", "transferred", 45, ""),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from results.records.decisions import ClusterView, Gate
 from results.records.turns import EngineSample
-from results.routing.logs import pending_series
+from results.routing.logs import make_pending_series
 from results.routing.migration_figures import bin_pending
 from results.routing.migrations import find_migrations
 from tests.results.routing.logs import COOLDOWN_S, HOT, Log
@@ -206,7 +206,7 @@ def test_a_log_without_migrations_or_without_anything_has_reasons_and_no_numbers
     assert (found.trigger_rate.value, found.thrash_rate.value) == (0.0, None)
     empty = find_migrations([], HOT, COOLDOWN_S)
     assert (empty.trigger_rate.value, empty.trigger_rate.reason) == (None, "no requests")
-    assert pending_series([]) == ()
+    assert make_pending_series([]) == ()
 
 
 def test_a_router_that_ended_first_leaves_an_unknown_outcome() -> None:
@@ -228,7 +228,7 @@ def test_figure_10_has_what_was_pending_at_each_instance() -> None:
         EngineSample(T0_NS + 1_000_000_000, "a", 1.0, 0.0, 0.1, 700, 2),
         EngineSample(T0_NS + 1_000_000_000, "b", None, None, None, None, None),
     ]
-    first, second, third = pending_series(log.records, samples)
+    first, second, third = make_pending_series(log.records, samples)
     assert [one.instance for one in (first, second, third)] == ["a", "b", "c"]
     assert first.t_s.tolist() == [0.0, 1.0, 2.25, 2.5]
     assert first.tokens.tolist() == [0, 700, 1500, 1500]
@@ -240,7 +240,7 @@ def test_its_cells_hold_the_most_that_was_pending_and_nothing_where_nothing_was_
     for t_s, tokens in ((0.0, 5), (0.5, 9), (0.9, 7), (2.5, 3), (9.0, 8)):
         log.pending["a"] = tokens
         log.pick(t_s, "s", "a")
-    grid = bin_pending(pending_series(log.records), np.array([0.0, 1.0, 2.0, 3.0]))
+    grid = bin_pending(make_pending_series(log.records), np.array([0.0, 1.0, 2.0, 3.0]))
     assert grid.shape == (3, 3)
     np.testing.assert_array_equal(grid[0], [9, np.nan, 3])
     np.testing.assert_array_equal(grid[1], [0, np.nan, 0])

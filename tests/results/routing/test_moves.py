@@ -58,7 +58,7 @@ def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
     return facts["ear"], measurements
 
 
-def transfers_of(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
+def collect_transfers(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
     moved = {trial: log.moved for trial, log in facts.items()}
     totals = {trial: log.external_total_tokens for trial, log in facts.items()}
     return summarize_transfers("ear", moved, totals, measurements)
@@ -75,7 +75,7 @@ def test_where_a_replay_ended_early_transfers_and_migrations_have_no_interval_ov
     world, logs = World(sessions=SESSIONS, turns=2, trials=3), [log_of(0.1), log_of(0.2), log_of(0.3)]
     early = {"parameters": PARAMETERS, "replay": {"stop_reason": "hard_stop"}}
     facts, measurements = facts_of_logs(world, "ear", {"ear": logs}, lambda _: early)
-    (row,) = transfers_of(facts["ear"], measurements)
+    (row,) = collect_transfers(facts["ear"], measurements)
     migrated = migrations_of(facts["ear"], measurements)
     for one in (
         row.values["transfer_mean_s"],
@@ -88,7 +88,7 @@ def test_where_a_replay_ended_early_transfers_and_migrations_have_no_interval_ov
 
 
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
-    (row,) = transfers_of(*facts_of(log_of(), log_of(), log_of()))
+    (row,) = collect_transfers(*facts_of(log_of(), log_of(), log_of()))
     assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})
     assert row.transports == ("mooncake",)
     expected = {
@@ -104,14 +104,14 @@ def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
 def test_tokens_that_the_source_lost_and_that_the_target_had_are_counted_apart() -> None:
     log = Log()
     log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
-    (row,) = transfers_of(*facts_of(log))
+    (row,) = collect_transfers(*facts_of(log))
     assert row.values["source_computed_share"].value == 0.75
     assert row.values["external_share"].value == 0.75
     assert row.values["local_tokens_mean"].value == 400
 
 
 def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() -> None:
-    found = transfers_of(*facts_of(log_of(0.1), log_of(0.2), log_of(0.3)))[0].values["transfer_mean_s"]
+    found = collect_transfers(*facts_of(log_of(0.1), log_of(0.2), log_of(0.3)))[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.2)
     assert found.basis == "over 3 trials"
     assert found.low == 0.0  # 0.2 - 4.30 * 0.1 / sqrt(3), which a time cannot be
@@ -126,7 +126,7 @@ def test_outcomes_and_reasons_are_counted_without_their_numbers() -> None:
     row = migrations_of(facts, measurements)
     assert (row.requests, row.asked, row.outcomes) == (144, 36, {"recomputed": 4, "transferred": 32})
     assert row.why_none == ""
-    (sent,) = transfers_of(facts, measurements)
+    (sent,) = collect_transfers(facts, measurements)
     assert sent.statuses == {"failed": 4, "transferred": 32}
     assert sent.reasons == {"no answer within N s": 4}
     assert row.values["waited_transferred_s"].value == pytest.approx(0.13)  # the transfer included
@@ -138,7 +138,7 @@ def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
     lost = replace(moved("a", "b", external=None), counted_reason="3000 tokens came, more than its 1600")
     log.pick(0, "s000", "b", source="a", transfer=lost)
     facts, measurements = facts_of(log)
-    (row,) = transfers_of(facts, measurements)
+    (row,) = collect_transfers(facts, measurements)
     assert row.values["external_tokens_mean"].value is None
     assert row.values["transfer_mean_s"].value == pytest.approx(0.2)
     assert row.uncounted == {"N tokens came, more than its N": 1}
@@ -151,7 +151,7 @@ def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
         msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, session="x" + one.request.session))
         for one in log.records
     ]
-    found = transfers_of(*facts_of(log))[0].values["transfer_mean_s"]
+    found = collect_transfers(*facts_of(log))[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.1)
     assert found.low is None
     assert "the turn records do not name" in (found.reason or "")
@@ -215,7 +215,7 @@ def row_of(counted: int, *, totals: tuple[float | None, ...] = (0.0, 8000.0), al
     engines = tuple(engine(f"e{place}", total) for place, total in enumerate(totals))
     logs = {"static_pd": [log] * HANDOVERS.trials}
     facts, measurements = facts_of_logs(HANDOVERS, "static_pd", logs, lambda _: {"engines": engines})
-    return transfers_of(facts["static_pd"], measurements)[0]
+    return collect_transfers(facts["static_pd"], measurements)[0]
 
 
 def test_where_few_were_counted_they_have_no_interval_and_the_engines_totals_stand_beside() -> None:

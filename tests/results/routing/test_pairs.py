@@ -14,25 +14,25 @@ from results.routing.loads import Load
 from results.routing.measurements import (
     MIN_SESSIONS,
     Measurements,
-    log_of_ratio,
-    mean_interval,
-    odd_cells,
-    ratio_interval,
+    compute_log_of_ratio,
+    estimate_mean_interval,
+    estimate_ratio_interval,
+    find_odd_cells,
 )
-from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
+from results.routing.metrics import HEADLINE, Metric, find_metric, list_metrics
 from results.routing.pairs import (
     Standing,
     _measure_loss,
     compare_labels,
     compare_turns,
     compare_two,
-    order_of,
-    pair_of,
+    find_pair,
+    make_sort_key,
     rank_labels,
 )
 from results.routing.read import LoadedCell
 from results.routing.shown import format_difference, format_ratio
-from results.routing.summary import summary_of
+from results.routing.summary import summarize_loaded_cell
 from results.statistics.blocks import Together
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Verdict
@@ -41,7 +41,7 @@ from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds,
 
 WORLD = World(sessions=24, turns=4)
 FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
-MEAN = metric_named("ttft_mean_s")
+MEAN = find_metric("ttft_mean_s")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def _of(world: World, *truths: Truth) -> Measurements:
 
 def _difference(found: Measurements, metric: Metric = MEAN) -> Estimate:
     """What `unified` has more than `round_robin`."""
-    return mean_interval(found.difference("unified", "round_robin", metric))
+    return estimate_mean_interval(found.difference("unified", "round_robin", metric))
 
 
 def _standing(found: Measurements, metric: str, *labels: str) -> Standing:
@@ -101,12 +101,12 @@ def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
     """Sessions differ by a factor of two; the difference of two policies on the same sessions hardly varies."""
     found = _of(replace(WORLD, trials=1, session_sigma=0.7))
     low, high = bounds(_difference(found))
-    alone = [bounds(mean_interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
+    alone = [bounds(estimate_mean_interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
     assert high - low < 0.5 * sum(above - below for below, above in alone)
 
 
 def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
-    amplification = metric_named("amplification")
+    amplification = find_metric("amplification")
     one = _difference(_of(replace(WORLD, trials=1)), amplification)
     assert one.value is not None
     assert one.low is None
@@ -149,15 +149,15 @@ def test_a_known_ratio_lies_in_its_interval_as_often_as_promised(seeds: Sequence
     hits = []
     for seed in seeds:
         world = replace(WORLD, trials=4, seed=seed, launch_sigma=0.2, turn_sigma=0.0)
-        found = ratio_interval(_of(world).log_ratio("unified", "round_robin", MEAN))
+        found = estimate_ratio_interval(_of(world).log_ratio("unified", "round_robin", MEAN))
         hits.append(covers(found, SLOW.ttft_s / FAST.ttft_s))
     assert as_promised(hits)
 
 
 def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
     found = compare_labels(three, ["round_robin", "unified"])
-    for measure in all_metrics():
-        turned = pair_of(found, "round_robin", "unified", measure.name)
+    for measure in list_metrics():
+        turned = find_pair(found, "round_robin", "unified", measure.name)
         again = compare_two(three, "round_robin", "unified", measure)
         assert turned is not None
         assert turned.verdict == again.verdict
@@ -203,7 +203,7 @@ def test_records_that_lack_turns_are_paired_by_index() -> None:
     cells = [loaded(one, FAST), loaded(one, SLOW)]
     turns = records(one, SLOW)[24:]
     short = replace(cells[1], turns=turns_from(turns))
-    found = Measurements([cells[0], short], [summary_of(cell) for cell in (cells[0], short)])
+    found = Measurements([cells[0], short], [summarize_loaded_cell(cell) for cell in (cells[0], short)])
     assert found.common_turns("unified", "round_robin", "ttft_s") == (72, 24)
 
 
@@ -228,7 +228,7 @@ def test_the_trials_left_of_several_degraded_ones_decide_nothing(
 ) -> None:
     """What takes the client's CPU degrades its own slow trials."""
     found = _of(replace(WORLD, trials=trials), FAST, replace(SLOW, degraded=late))
-    row = compare_two(found, "unified", "round_robin", metric_named("ttft_p90_s"))
+    row = compare_two(found, "unified", "round_robin", find_metric("ttft_p90_s"))
     standing = _standing(found, "ttft_p90_s", "round_robin", "unified")
     assert row.ratio is not None
     assert (row.ratio.value or 0.0) > 1
@@ -242,7 +242,7 @@ def test_where_a_replay_ended_early_the_other_trials_are_the_faster_ones_and_dec
     """Nor is a policy the best by them."""
     found = _of(replace(WORLD, trials=5), replace(FAST, early=frozenset({2})), SLOW, Truth("sticky", ttft_s=0.302))
     why = "in 1 of 5 trials of round_robin the replay ended early, and the others are the faster ones; a higher"
-    for metric in (metric_named("ttft_p90_s"), metric_named("amplification"), MEAN):
+    for metric in (find_metric("ttft_p90_s"), find_metric("amplification"), MEAN):
         row = compare_two(found, "unified", "round_robin", metric)
         assert (row.verdict, row.p_value) == (None, None), metric.name
         assert (row.difference.low, (row.difference.reason or "").startswith(why)) == (None, True), metric.name
@@ -258,10 +258,10 @@ def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
     cells = [loaded(WORLD, FAST), loaded(WORLD, SLOW)]
     other = replace(cells[1].record, trace={**cells[1].record.trace, "sha256": "1" * 64})
     odd = [cells[0], LoadedCell(other, cells[1].turns, None, (), cells[1].path)]
-    found = Measurements(odd, [summary_of(cell) for cell in odd]).difference("unified", "round_robin", MEAN)
+    found = Measurements(odd, [summarize_loaded_cell(cell) for cell in odd]).difference("unified", "round_robin", MEAN)
     assert not found.trials
     assert "another trace" in found.reason
-    assert list(odd_cells(odd)) == [cells[1].path]
+    assert list(find_odd_cells(odd)) == [cells[1].path]
 
 
 def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
@@ -299,7 +299,7 @@ def test_what_is_not_distinguishable_from_the_best_names_the_loss_that_is_exclud
     assert low <= 0 < high < 0.2
     (column,) = (column for column in WINNERS.columns if column.heading == "not distinguishable")
     assert column.show(row) == f"sticky ({1 + high:.2f})"
-    loss = _measure_loss(Together(-0.03, 0.01, 0.5), metric_named("apc"), trials=8)
+    loss = _measure_loss(Together(-0.03, 0.01, 0.5), find_metric("apc"), trials=8)
     assert bounds(loss) == (-0.01, 0.03), "a lower APC is a loss"
     assert column.show(replace(row, metric="apc", losses={"sticky": loss})) == "sticky (3.0 pp)"
     assert column.show(replace(row, losses={"sticky": replace(loss, high=-0.001)})) == "sticky", "it is no worse"
@@ -314,9 +314,9 @@ def test_the_ranking_takes_the_differences_that_were_computed_before(
 
     def count_ratio(ours: Samples, theirs: Samples) -> Samples:
         counts["calls"] += 1
-        return log_of_ratio(ours, theirs)
+        return compute_log_of_ratio(ours, theirs)
 
-    monkeypatch.setattr("results.routing.measurements.log_of_ratio", count_ratio)
+    monkeypatch.setattr("results.routing.measurements.compute_log_of_ratio", count_ratio)
     found = _of(WORLD)
     compare_labels(found, names)
     before = counts["calls"]
@@ -356,7 +356,7 @@ def test_a_policy_that_failed_its_slow_turns_is_not_the_best_of_those_that_serve
     slowest = frozenset(int(turn) for turn in np.argsort(costs.ttft_s)[-48:])
     failing = Truth("unified", ttft_s=0.22, failed=slowest)
     found = _of(WORLD, served, failing)
-    p90 = metric_named("ttft_p90_s")
+    p90 = find_metric("ttft_p90_s")
     own = [float(found.get(label, p90).values.mean()) for label in ("sticky", "unified")]
     assert own[1] < own[0]
     assert _standing(found, p90.name, "sticky", "unified").best == "sticky"
@@ -366,7 +366,7 @@ def test_a_replay_without_the_work_of_its_failed_turns_has_no_amplification_and_
     """Else a policy that fails its slow turns ends sooner, or is judged by the trials in which it failed fewest."""
     losing = Truth("static_pd", failed=frozenset(range(24)))
     found = _of(WORLD, FAST, losing)
-    amplification = metric_named("amplification")
+    amplification = find_metric("amplification")
     assert compare_two(found, "static_pd", FAST.label, amplification).verdict is None
     assert "24 of 96 turns failed" in found.get("static_pd", amplification).reason
     cells = [loaded(WORLD, truth, trial) for truth in (FAST, Truth("static_pd")) for trial in range(4)]
@@ -385,5 +385,5 @@ def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
 
 def test_policies_stand_in_the_order_of_the_specification() -> None:
     names = [("mine", "mine"), ("unified x=2", "unified"), ("sticky", "sticky"), ("round_robin", "round_robin")]
-    found = [label for label, _ in sorted(names, key=lambda item: order_of(*item))]
+    found = [label for label, _ in sorted(names, key=lambda item: make_sort_key(*item))]
     assert found == ["round_robin", "sticky", "unified x=2", "mine"]

@@ -10,8 +10,8 @@ import pytest
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import EngineSample, RoutedEngine
 from results.routing.pools import InstancePool, measure_pools
-from results.routing.read import LoadedCell, count_picks, own_cache
-from results.routing.summary import moved_apc, summary_of
+from results.routing.read import LoadedCell, count_picks, keep_own_cache
+from results.routing.summary import compute_moved_apc, summarize_loaded_cell
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measurements_of
 
@@ -104,7 +104,7 @@ def test_apc_is_the_share_that_no_instance_computed_without_the_prompts_of_prefi
         _log(moved("p", "d0", purpose="handover", prefix=800), moved("p", "d1", purpose="handover", prefix=200))
     )
     assert (picks.transfer_prompt_tokens, picks.handovers) == (1000, 2)
-    assert moved_apc(ENGINES, picks).value == pytest.approx(0.25)
+    assert compute_moved_apc(ENGINES, picks).value == pytest.approx(0.25)
 
 
 def test_a_migration_counts_two_requests_and_a_failed_one_the_source_alone() -> None:
@@ -117,7 +117,7 @@ def test_a_migration_counts_two_requests_and_a_failed_one_the_source_alone() -> 
 
 def test_apc_is_unknown_where_an_engine_does_not_say_what_it_computed() -> None:
     picks = count_picks(_log(moved("p", "d0", purpose="handover")))
-    found = moved_apc((replace(ENGINES[0], prompt_tokens_by_source={}), *ENGINES[1:]), picks)
+    found = compute_moved_apc((replace(ENGINES[0], prompt_tokens_by_source={}), *ENGINES[1:]), picks)
     assert found.value is None
     assert "by source" in (found.reason or "")
 
@@ -125,11 +125,11 @@ def test_apc_is_unknown_where_an_engine_does_not_say_what_it_computed() -> None:
 def test_what_was_handed_over_is_no_cache_hit_of_the_response() -> None:
     picks = count_picks(_log(moved("p", "d0", purpose="handover")))
     whole = cell()
-    found = summary_of(replace(whole, turns=own_cache(whole.turns, picks, whole.record), picks=picks))
+    found = summarize_loaded_cell(replace(whole, turns=keep_own_cache(whole.turns, picks, whole.record), picks=picks))
     assert found.estimate("apc_usage").value is None
     assert "handed" in (found.estimate("apc_usage").reason or "")
     assert all(one.values["apc_usage"].value is None for one in found.instances)
-    assert summary_of(whole).estimate("apc_usage").value is not None
+    assert summarize_loaded_cell(whole).estimate("apc_usage").value is not None
 
 
 def test_a_log_written_before_there_were_transfers_counts_none() -> None:

@@ -18,7 +18,7 @@ from results.records.turns import TurnRecord
 from results.routing.analyze import analyze
 from results.routing.figures import build_figures
 from results.routing.read import LoadedCell, load_cells
-from results.routing.summary import summary_of
+from results.routing.summary import summarize_loaded_cell
 from tests.results.routing.synthetic import Truth, World, records, report_text, write_interference, write_run
 
 WORLD = World(sessions=6, turns=4, trials=2)
@@ -125,7 +125,7 @@ def test_without_the_breakdown_the_decision_log_is_counted(root: Path) -> None:
 
 def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> None:
     written = msgspec.json.decode(TrialLayout(root / CELL).summary.read_bytes())
-    found = msgspec.to_builtins(summary_of(_load(root)))
+    found = msgspec.to_builtins(summarize_loaded_cell(_load(root)))
     assert written["values"] == found["values"]
     assert written["counts"] == found["counts"]
 

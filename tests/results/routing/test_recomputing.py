@@ -19,11 +19,11 @@ from results.routing.recomputing import (
     compare_with_arm,
     compare_with_recomputing,
     describe_fit,
+    explain_withheld,
     find_prefills,
+    find_recomputing_arms,
     find_transferred_turns,
     fit_times,
-    recomputing_arms,
-    why_withheld,
 )
 from results.statistics.judgement import Verdict
 from tests.results.routing.logs import Log, facts_of_logs, moved
@@ -124,8 +124,8 @@ def test_the_fit_says_how_much_it_explains_and_by_how_much_it_misses() -> None:
     assert good.r2 == pytest.approx(1 / (1 + (0.02 / spread) ** 2), abs=0.02)
     assert poor.error_s == pytest.approx(0.2, rel=0.1)
     assert poor.r2 < 0.2
-    assert why_withheld([good]) == ""
-    assert "of the variance" in why_withheld([good, poor])
+    assert explain_withheld([good]) == ""
+    assert "of the variance" in explain_withheld([good, poor])
 
 
 def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
@@ -134,8 +134,8 @@ def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
     fit = describe_fit(noisy(0.02), (inside, outside, queued))
     assert (fit.moved, fit.beyond) == (3, 2)
     assert fit.computed_tokens == pytest.approx(0.95 * 2300 + 100, abs=2)
-    assert why_withheld([fit]) == "2 of 3 migrated turns lie beyond the turns it was fitted to"
-    assert why_withheld([describe_fit(noisy(0.02), (inside, inside, outside))]) == ""
+    assert explain_withheld([fit]) == "2 of 3 migrated turns lie beyond the turns it was fitted to"
+    assert explain_withheld([describe_fit(noisy(0.02), (inside, inside, outside))]) == ""
 
 
 def test_three_trials_of_a_poor_fit_show_their_numbers_and_no_verdict() -> None:
@@ -211,7 +211,7 @@ def test_an_arm_differs_in_nothing_but_whether_kv_moves(
 ) -> None:
     records = [loaded(World(sessions=2, turns=1), Truth(label, "ear")).record for label in ("ear", "again")]
     first = replace(records[0], parameters=PARAMETERS, router=ARM)
-    assert recomputing_arms([first, replace(records[1], parameters=parameters, router=router)]) == arm
+    assert find_recomputing_arms([first, replace(records[1], parameters=parameters, router=router)]) == arm
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_an_arm_differs_in_nothing_but_whether_kv_moves(
 def test_an_arm_meets_the_same_load(load: Mapping[str, Any], arm: Mapping[str, str]) -> None:
     own: tuple[Mapping[str, Any], Mapping[str, Any]] = ({"moves_kv": True}, {"moves_kv": False})
     truths = Truth("ear", "ear", router=own[0]), Truth("again", "ear", router=own[1], **load)
-    assert recomputing_arms(loaded(World(sessions=2, turns=1), truth).record for truth in truths) == arm
+    assert find_recomputing_arms(loaded(World(sessions=2, turns=1), truth).record for truth in truths) == arm
 
 
 def test_the_arm_stands_where_no_transfer_was_counted() -> None:

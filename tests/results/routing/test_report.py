@@ -20,7 +20,7 @@ from results.routing.cautions import find_stalls, list_cautions
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.report import describe_opening, describe_verdict, list_limits
 from results.routing.shown import name_units
-from results.routing.summary import summary_of
+from results.routing.summary import summarize_loaded_cell
 from results.routing.write import build_pair_rows, write_results
 from tests.results.routing.synthetic import Truth, World, loaded, report_text, write_cell, write_interference, write_run
 from tests.results.undrawn import nothing_drawn
@@ -139,10 +139,10 @@ def test_a_policy_whose_slow_trials_do_not_count_is_named_and_not_judged(tmp_pat
 
 def test_a_cell_that_stalled_is_named_first() -> None:
     world = replace(WORLD, sessions=8, trials=3)
-    cells = [summary_of(loaded(world, truth, trial)) for truth in POLICIES for trial in range(3)]
+    cells = [summarize_loaded_cell(loaded(world, truth, trial)) for truth in POLICIES for trial in range(3)]
     assert find_stalls(cells) == ()
     slow = replace(POLICIES[1], ttft_s=20 * POLICIES[1].ttft_s)
-    cells[5] = summary_of(loaded(world, slow, 2))
+    cells[5] = summarize_loaded_cell(loaded(world, slow, 2))
     (one,) = find_stalls(cells)
     assert (one.label, one.trial, one.cell) == ("sticky", 2, "trials/sticky/t2")
     assert one.others_s == tuple(cells[place].estimate("ttft_p90_s").value for place in (3, 4))

@@ -9,12 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.measures.turns import count_in_flight_over_time, session_times
+from results.measures.turns import count_in_flight_over_time, measure_session_times
 from results.records.routing_cells import InstanceNumbers
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.read import LoadedCell
-from results.routing.summary import RoutedSummary, engines_apc, read_amplification, summarize_cell, summary_of
+from results.routing.summary import (
+    RoutedSummary,
+    compute_engines_apc,
+    read_amplification,
+    summarize_cell,
+    summarize_loaded_cell,
+)
 from tests.examples import examples
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records, turns_from
 
@@ -28,7 +34,7 @@ def _turns() -> list[TurnRecord]:
 
 def _summary(turns: list[TurnRecord], record: RoutingCell | None = None) -> RoutedSummary:
     cell = record or cell_record(WORLD, TRUTH, 0, turns)
-    return summary_of(LoadedCell(cell, turns_from(turns), None, (), "cell.json"))
+    return summarize_loaded_cell(LoadedCell(cell, turns_from(turns), None, (), "cell.json"))
 
 
 def _instance(summary: RoutedSummary, name: str) -> InstanceNumbers:
@@ -87,7 +93,7 @@ def test_counters_that_were_not_read_leave_no_apc() -> None:
     assert found.estimate("apc").value is None
     assert found.estimate("apc").reason == "the counters of e1 were not read"
     assert found.estimate("apc_usage").value is not None
-    assert engines_apc(()).value is None
+    assert compute_engines_apc(()).value is None
 
 
 def test_a_turn_cut_after_its_first_token_has_a_ttft_and_no_more() -> None:
@@ -124,7 +130,7 @@ def test_amplification_is_wall_clock_over_span_or_says_why_not(
 
 
 def test_without_turns_nothing_is_zero() -> None:
-    found = summary_of(LoadedCell(cell_record(WORLD, TRUTH, 0, _turns()), None, None, (), "cell.json"))
+    found = summarize_loaded_cell(LoadedCell(cell_record(WORLD, TRUTH, 0, _turns()), None, None, (), "cell.json"))
     kept = {"apc", "wall_clock_s", "trace_span_s", "amplification"}
     assert {name for name, estimate in found.values.items() if estimate.value is not None} == kept
     assert all(estimate.reason for name, estimate in found.values.items() if name not in kept)
@@ -144,7 +150,7 @@ def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
 
 def test_sessions_are_busy_while_a_turn_runs_and_idle_between() -> None:
     world = replace(WORLD, think_s=2.0)
-    times = session_times(turns_from(records(world, Truth("a"))))
+    times = measure_session_times(turns_from(records(world, Truth("a"))))
     assert times.busy_s == pytest.approx([4 * 0.36] * 6)
     assert times.idle_s == pytest.approx([3 * 2.0] * 6)
     assert times.arrival_s == pytest.approx(np.arange(6) * 10.0)
@@ -165,7 +171,7 @@ def test_turns_that_overlap_count_once(found: list[tuple[float, float]]) -> None
         for place, (begin, length) in enumerate(found)
     ]  # fmt: skip
     columns = turns_from(turns)
-    times = session_times(columns)
+    times = measure_session_times(columns)
     counts, lengths = count_in_flight_over_time(columns.send_s, columns.end_s)
     assert times.busy_s[0] == pytest.approx(float(lengths[counts > 0].sum()), abs=1e-6)
     assert times.residence_s[0] == pytest.approx(float(columns.end_s.max() - columns.send_s.min()), abs=1e-6)

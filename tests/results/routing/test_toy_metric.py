@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from results.connector_tax.read import analyze_cell
 from results.measures.latency import RequestMetric, declare
 from results.measures.replay_numbers import replay_numbers
-from results.records.frames import artifact_name
-from results.records.layout import ConfigLayout, trial_layouts
+from results.records.frames import name_artifact
+from results.records.layout import ConfigLayout, list_trial_layouts
 from results.routing.read import load_cells
 from results.routing.write import write_results
 from runners.cli import app
@@ -39,8 +39,8 @@ def root(tmp_path: Path, metric: RequestMetric) -> Path:
 
 @nothing_drawn()
 def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> None:
-    layout = trial_layouts(root)[0]
-    cell = next(cell for cell in load_cells(root)[0] if cell.path == artifact_name(layout.cell))
+    layout = list_trial_layouts(root)[0]
+    cell = next(cell for cell in load_cells(root)[0] if cell.path == name_artifact(layout.cell))
     turns = cell.turns
     assert turns is not None
     np.testing.assert_allclose(turns.wait_s, turns.first_s - turns.due_s)  # the frame

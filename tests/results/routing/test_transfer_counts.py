@@ -20,7 +20,7 @@ from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
 from results.records.turns import RoutedEngine, RoutingCell
 from results.routing.logs import read_logs
 from results.routing.read import count_picks, load_cells
-from results.routing.transfer_counts import NOT_LOGGED, counted_by_logs, read_transfer_logs
+from results.routing.transfer_counts import NOT_LOGGED, read_transfer_logs, take_counts_from_logs
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, records, write_run
 
@@ -60,7 +60,7 @@ def recount(
     log = Log()
     log.pick(0, "s", "b", prefill="a", transfer=sent)
     logs = {"a": ProbeLog(on_source, (SEES,)), "b": ProbeLog(events, (SEES,))}
-    (record,), gaps = counted_by_logs(log.records, logs, cell(), "decisions.jsonl")
+    (record,), gaps = take_counts_from_logs(log.records, logs, cell(), "decisions.jsonl")
     assert record.outcome is not None
     assert record.outcome.transfer is not None
     return record.outcome.transfer, [gap.reason for gap in gaps]
@@ -124,7 +124,7 @@ def test_failed_ones_and_targets_without_a_log_stay_as_they_were() -> None:
     log.pick(0, "s", "b", transfer=handed("kv-1"))
     known = {"a": ProbeLog((allocated("kv-1", 1, 1),), (SEES,))}
     for logs in ({}, known):
-        assert counted_by_logs(log.records, logs, cell(), "") == (tuple(log.records), ())
+        assert take_counts_from_logs(log.records, logs, cell(), "") == (tuple(log.records), ())
 
 
 def test_copies_for_several_transfers_say_nothing_of_one() -> None:
@@ -149,7 +149,7 @@ def test_any_number_of_overlapping_transfers_come_out_as_they_were(
         far = {"transfer": None, "request": f"cmpl-r{place}-0-ff", "remote_request": f"cmpl-{name}-0-00"}
         events.append(msgspec.structs.replace(line, **far) if nixl else line)
     random.shuffle(events)
-    recount, gaps = counted_by_logs(log.records, {"b": ProbeLog(tuple(events), (SEES,))}, cell(), "")
+    recount, gaps = take_counts_from_logs(log.records, {"b": ProbeLog(tuple(events), (SEES,))}, cell(), "")
     found = [record.outcome.transfer for record in recount if record.outcome is not None]
     assert [(one.external_tokens, one.local_tokens, one.computed_tokens) for one in found if one is not None] == [
         (external, local, 1600 - external - local) for external, local, _ in truth
@@ -197,7 +197,7 @@ def test_only_transferred_records_change() -> None:
     log.pick(1, "s", "b", transfer=handed("kv-1"))
     own: list[DecisionRecord] = log.records
     logs = {"b": ProbeLog((allocated("kv-1", 1600, 0),), (SEES,))}
-    (first, second), _ = counted_by_logs(own, logs, cell(), "")
+    (first, second), _ = take_counts_from_logs(own, logs, cell(), "")
     assert first is own[0]
     assert second.outcome != own[1].outcome
 

@@ -13,13 +13,13 @@ from scipy import special
 
 from results.records.estimate import Estimate
 from results.routing.measurements import Measurements
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.pairs import compare_two
 from results.routing.read import LoadedCell
-from results.routing.summary import RoutedSummary, summary_of
+from results.routing.summary import RoutedSummary, summarize_loaded_cell
 from results.statistics.block_model import Launches, find_noisy
 from results.statistics.blocks import fit_blocks
-from results.statistics.estimates import Samples, holm
+from results.statistics.estimates import Samples, correct_by_holm
 from tests.results.routing.synthetic import Truth, World, cell_record, records
 
 POLICIES = ("round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "unified", "ear", "affinity", "migration")
@@ -28,7 +28,7 @@ CLAIMS = (
     ("affinity", "ear"), ("migration", "ear"), ("affinity", "ear"),
 )  # fmt: skip
 """The policies of the claims of specs/ear between two; each claim is of a number of its own."""
-METRIC = metric_named("amplification")
+METRIC = find_metric("amplification")
 SIGMA = 0.1
 EQUAL = dict.fromkeys(POLICIES, 1.0)
 NOISE: Mapping[str, Mapping[str, float]] = {
@@ -58,7 +58,7 @@ def cell_of(policy: str, trial: int) -> tuple[LoadedCell, RoutedSummary]:
     truth = Truth(policy)
     record = cell_record(WORLD, truth, trial, records(WORLD, truth, trial))
     cell = LoadedCell(record, None, None, (), record.cell)
-    return cell, summary_of(cell)
+    return cell, summarize_loaded_cell(cell)
 
 
 def p_by_pairs(launches: Launches, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -105,7 +105,7 @@ def misjudges_a_claim(seed: int, trials: int, noise: str) -> bool:
         p_by_one_residual(draw((seed, claim, trials), trials, NOISE[noise]), [pair])[0]
         for claim, pair in enumerate(CLAIMS)
     ]
-    return min(holm(p)) <= 0.05
+    return min(correct_by_holm(p)) <= 0.05
 
 
 @pytest.mark.parametrize("trials", [3, 5, 8])
@@ -127,7 +127,7 @@ def test_claims_are_misjudged_as_rarely_as_stated_however_the_policies_vary(nois
         shift = rng.normal(0, 3 * SIGMA, (RUNS, trials))
         first, second = (shift + rng.normal(0, NOISE[noise][name] * SIGMA, (RUNS, trials)) for name in pair)
         p[:, column] = p_of_differences(first, second)
-    wrong = np.mean([min(holm(row)) <= 0.05 for row in p.tolist()])
+    wrong = np.mean([min(correct_by_holm(row)) <= 0.05 for row in p.tolist()])
     assert wrong == pytest.approx(0.05, abs=3 * ERROR)
     assert np.mean(p.min(axis=1) <= 0.05) > 0.25, "uncorrected, the same test fails"
 

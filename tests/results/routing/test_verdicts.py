@@ -11,7 +11,7 @@ import pytest
 
 from results.records.estimate import Estimate
 from results.records.run_folder import RunFacts
-from results.routing.metrics import metric_named
+from results.routing.metrics import find_metric
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair
@@ -23,10 +23,10 @@ from results.routing.specification import (
     MIGRATION_ONLY,
     Setting,
     SpecifiedRow,
-    ablation_rows,
-    ear_part,
-    end_to_end_rows,
-    threshold_settings,
+    list_threshold_settings,
+    make_ablation_rows,
+    make_end_to_end_rows,
+    name_ear_part,
 )
 from results.routing.verdicts import LOAD_ONLY, UNIFIED, Arms, judge_claims
 from results.statistics.judgement import Judgement, Outcome, Verdict, correct_together, judged
@@ -50,7 +50,7 @@ LEAVES: Mapping[str, Any] = {**EAR, "affinity": False}
     ],
 )
 def test_the_parts_of_ear_are_known_by_their_parameters(policy: str, parameters: Mapping[str, Any], part: str) -> None:
-    assert ear_part(policy, parameters) == part
+    assert name_ear_part(policy, parameters) == part
 
 
 def labels_of(rows: Sequence[SpecifiedRow]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def test_what_a_run_lacks_carries_the_label_of_the_claim_that_it_leaves_open() -
 
 def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
     policies = {"load-balance": "round_robin", "x": "kv_linear", "mine": "ear"}
-    rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
+    rows = {row.name: row for row in make_end_to_end_rows(policies, {"mine": EAR})}
     assert list(rows) == ["load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg", "EAR"]
     assert (rows["load-balance"].label, rows["EAR"].label) == ("load-balance", "mine")
     assert (rows["kvcache+load"].label, rows["sticky"].label) == ("x", "")
@@ -100,22 +100,22 @@ def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_ru
 def test_no_setting_of_a_grid_stands_for_a_row_of_the_specification() -> None:
     parameters = {"a": EAR, "b": {**EAR, "hot_tokens": 7}, "x": {"weight": 1}, "y": {"weight": 2}}
     policies = {"a": "ear", "b": "ear", "x": "kv_linear", "y": "kv_linear"}
-    rows = {row.name: row for row in end_to_end_rows(policies, parameters)}
+    rows = {row.name: row for row in make_end_to_end_rows(policies, parameters)}
     for name, labels in (("EAR", ("a", "b")), ("kvcache+load", ("x", "y"))):
         assert (rows[name].label, rows[name].others) == ("", labels)
-    assert judge(labels_of(ablation_rows(policies, parameters)), []) == {}  # and none is judged by it
+    assert judge(labels_of(make_ablation_rows(policies, parameters)), []) == {}  # and none is judged by it
 
 
 def test_of_several_pools_the_even_ones_are_the_specifications() -> None:
     policies = {"4P+4D": "static_pd", "6P+2D": "static_pd"}
-    rows = {row.name: row for row in end_to_end_rows(policies, {}, even={"4P+4D"})}
+    rows = {row.name: row for row in make_end_to_end_rows(policies, {}, even={"4P+4D"})}
     assert (rows["static PD-disagg"].label, rows["static PD-disagg"].others) == ("4P+4D", ("6P+2D",))
-    assert end_to_end_rows(policies, {})[-2].label == ""
+    assert make_end_to_end_rows(policies, {})[-2].label == ""
 
 
 def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
     parameters = {"first": {**EAR, "hot_tokens": 7}, "same": EAR, "stays": STAYS}
-    rows = {row.name: row for row in ablation_rows(dict.fromkeys(parameters, "ear"), parameters)}
+    rows = {row.name: row for row in make_ablation_rows(dict.fromkeys(parameters, "ear"), parameters)}
     assert (rows[FULL].label, rows[FULL].others) == ("same", ("first",))
     assert rows[AFFINITY_ONLY].label == "stays"
     assert rows[MIGRATION_ONLY].label == ""
@@ -128,15 +128,15 @@ def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
         "other": {"hot_tokens": 300, "cooldown_s": 1, "tie": "name"},
         "stays": STAYS,
     }
-    found = threshold_settings(dict.fromkeys(parameters, "ear"), parameters)
+    found = list_threshold_settings(dict.fromkeys(parameters, "ear"), parameters)
     assert found == (Setting(100, 1, "b"), Setting(200, 1, "a"))
-    assert threshold_settings({"a": "ear"}, parameters) == ()
+    assert list_threshold_settings({"a": "ear"}, parameters) == ()
 
 
 def compare_two(name: str, first: str, second: str, low: float, high: float) -> Pair:
     """One whose interval is over trials; of times, of their ratio."""
     found = Estimate((low + high) / 2, low, high, basis="over 3 trials", launches=3)
-    times = metric_named(name).is_time
+    times = find_metric(name).is_time
     ratio = replace(found, value=math.exp((low + high) / 2), low=math.exp(low), high=math.exp(high))
     return Pair(
         name, first, second, found, Estimate(1.0), None, judged(found), None, None, ratio=ratio if times else None
@@ -151,7 +151,9 @@ def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRec
     return Moves((), found, (), took)
 
 
-ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES})
+ROWS = make_ablation_rows(
+    {"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES}
+)
 
 
 def judge(

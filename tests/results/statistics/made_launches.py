@@ -8,7 +8,7 @@ import numpy as np
 
 from results.statistics.block_model import Launches
 from results.statistics.estimates import Samples
-from results.statistics.largest_t import pairs_critical
+from results.statistics.largest_t import compute_pairs_critical
 
 CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
 REFERENCES = ("plain", "plain_again")
@@ -52,4 +52,4 @@ def degrees_of(blocks: int) -> int:
 def pairs_half(blocks: int) -> float:
     """The critical value of every two of CONFIGS in complete blocks."""
     spread = np.eye(len(CONFIGS)) / blocks
-    return pairs_critical(spread, degrees_of(blocks))
+    return compute_pairs_critical(spread, degrees_of(blocks))

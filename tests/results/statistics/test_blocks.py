@@ -14,11 +14,11 @@ from results.statistics.blocks import (
     BlockFit,
     detectable_effect,
     draw_differences,
+    estimate_sigma_without,
+    find_launches_for,
     fit_blocks,
-    launches_for,
-    sigma_without,
 )
-from results.statistics.largest_t import dunnett_critical
+from results.statistics.largest_t import compute_dunnett_critical
 from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, draw, equicorrelated
 
 RUNS = 4000
@@ -43,7 +43,7 @@ def test_what_follows_a_covariate_is_no_part_of_sigma_without_it() -> None:
     launches = draw(rng, 8)
     speeds = {name: {block: float(rng.normal(0, 3 * SIGMA)) for block in range(8)} for name in CONFIGS}
     quiet, noisy = fitted(launches), fitted(slowed(launches, speeds))
-    without = sigma_without(noisy, speeds)
+    without = estimate_sigma_without(noisy, speeds)
     assert without is not None
     assert noisy.sigma > 2.5 * quiet.sigma
     assert without == pytest.approx(quiet.sigma, rel=0.1)
@@ -53,11 +53,11 @@ def test_a_covariate_that_tells_nothing_leaves_sigma_and_one_that_is_not_there_i
     rng = np.random.default_rng(6)
     fit = fitted(draw(rng, 8))
     chance = {name: {block: float(rng.normal()) for block in range(8)} for name in CONFIGS}
-    assert sigma_without(fit, chance) == pytest.approx(fit.sigma, rel=0.05)
+    assert estimate_sigma_without(fit, chance) == pytest.approx(fit.sigma, rel=0.05)
     by_block = {name: {block: float(block) for block in range(8)} for name in CONFIGS}
-    assert sigma_without(fit, by_block) is None, "blocks have it already"
+    assert estimate_sigma_without(fit, by_block) is None, "blocks have it already"
     del chance["nixl"][3]
-    assert sigma_without(fit, chance) is None
+    assert estimate_sigma_without(fit, chance) is None
 
 
 def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_plains() -> None:
@@ -73,7 +73,7 @@ def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_pl
         half = stats.t.ppf(0.975, 24) * error * contrast.widening
         assert contrast.high - contrast.difference == pytest.approx(half)
         assert contrast.degrees == (24 if contrast.widening == 1 else 3)
-        critical = dunnett_critical(equicorrelated(7, 1 / 3), 24)
+        critical = compute_dunnett_critical(equicorrelated(7, 1 / 3), 24)
         assert contrast.difference - contrast.together.low == pytest.approx(critical * error * contrast.widening)
     assert fit.repeat is not None
     assert fit.repeat.difference == pytest.approx(mean["plain_again"] - mean["plain"])
@@ -178,7 +178,11 @@ def judge_unpaired(launches: Launches) -> bool:
     """Each config's own spread over the blocks stands in for the residual, with nine columns' degrees of freedom."""
     spread = math.sqrt(np.mean([np.var(list(launches[name].values()), ddof=1) for name in CONFIGS]))
     fit = fitted(launches)
-    half = dunnett_critical(equicorrelated(7, 1 / 3), fit.degrees) * spread * math.sqrt(1.5 / len(launches["plain"]))
+    half = (
+        compute_dunnett_critical(equicorrelated(7, 1 / 3), fit.degrees)
+        * spread
+        * math.sqrt(1.5 / len(launches["plain"]))
+    )
     return any(abs(one.difference) > half for one in fit.contrasts.values())
 
 
@@ -195,7 +199,8 @@ def test_ways_that_are_wrong_are_told_apart_from_it(blocks: int, judge: Callable
 def test_an_effect_of_the_size_that_was_planned_for_is_found_with_the_planned_power() -> None:
     effect = detectable_effect(SIGMA, 8, 7)
     assert effect == pytest.approx(
-        (dunnett_critical(equicorrelated(7, 1 / 3), 56) + stats.t.ppf(0.8, 56)) * SIGMA * math.sqrt(1.5 / 8), rel=1e-3
+        (compute_dunnett_critical(equicorrelated(7, 1 / 3), 56) + stats.t.ppf(0.8, 56)) * SIGMA * math.sqrt(1.5 / 8),
+        rel=1e-3,
     )
     rng = np.random.default_rng(8)
     contrasts = [fitted(draw(rng, 8, {"nixl": effect})).contrasts["nixl"] for _ in range(1000)]
@@ -204,11 +209,11 @@ def test_an_effect_of_the_size_that_was_planned_for_is_found_with_the_planned_po
 
 
 def test_launches_are_planned_for_a_named_effect() -> None:
-    needed = launches_for(math.log(1.1), 0.1, 7)
+    needed = find_launches_for(math.log(1.1), 0.1, 7)
     assert needed is not None
     assert detectable_effect(0.1, needed, 7) <= math.log(1.1) < detectable_effect(0.1, needed - 1, 7)
-    assert (launches_for(math.log(1.1), 0.1, 7, level=0.99) or 0) > needed
-    assert launches_for(1e-6, 0.1, 7) is None
+    assert (find_launches_for(math.log(1.1), 0.1, 7, level=0.99) or 0) > needed
+    assert find_launches_for(1e-6, 0.1, 7) is None
     assert math.isinf(detectable_effect(0.1, 1, 7))
 
 

@@ -15,15 +15,15 @@ from results.statistics.estimates import (
     Samples,
     bootstrap_quantiles,
     clean,
+    compute_weighted_quantiles,
+    correct_by_holm,
+    count_samples_needed,
     cut_bounds,
-    holm,
+    find_order_statistic_ranks,
     mean,
-    order_statistic_ranks,
     percentile,
     percentiles,
     proportion,
-    samples_needed,
-    weighted_quantiles,
 )
 
 TRIALS = 400
@@ -50,12 +50,12 @@ def test_the_interval_of_a_percentile_covers_the_truth_as_often_as_it_says(n: in
 @pytest.mark.parametrize("n", [5, 36, 200, 368, 5000])
 @pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
 def test_the_ranks_are_the_tightest_that_keep_each_tail(n: int, p: float) -> None:
-    low, high = order_statistic_ranks(n, p)
+    low, high = find_order_statistic_ranks(n, p)
     binomial = stats.binom(n, p)
     assert binomial.cdf(low or 0) > 0.025
     assert low is None or binomial.cdf(low - 1) <= 0.025
     assert high is None or (binomial.sf(high - 1) <= 0.025 < binomial.sf(high - 2))
-    assert (low is not None and high is not None) == (n >= samples_needed(p))
+    assert (low is not None and high is not None) == (n >= count_samples_needed(p))
 
 
 def test_a_bound_that_the_samples_cannot_give_is_none_and_says_what_it_needs() -> None:
@@ -133,14 +133,14 @@ def test_the_bootstrap_of_many_samples_spreads_as_theory_says(n: int) -> None:
 
 
 def test_holm_corrects_for_what_else_was_tested() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
-    assert holm([]) == ()
-    assert holm([0.9, 0.8]) == (1.0, 1.0)
+    assert correct_by_holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert correct_by_holm([]) == ()
+    assert correct_by_holm([0.9, 0.8]) == (1.0, 1.0)
 
 
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_a_corrected_p_value_is_no_smaller_and_keeps_the_order(found: list[float]) -> None:
-    corrected = holm(found)
+    corrected = correct_by_holm(found)
     assert all(after >= before for before, after in zip(found, corrected, strict=True))
     assert [corrected[place] for place in np.argsort(found, kind="stable")] == sorted(corrected)
 
@@ -163,7 +163,7 @@ def test_a_weighted_quantile_is_that_of_the_values_repeated(
 ) -> None:
     values, group = np.array([value for value, _ in found]), np.array([which for _, which in found])
     repeated = np.repeat(values, np.array(times)[group])
-    (drawn,) = weighted_quantiles(values, p, group, np.array([times], dtype=np.float64))
+    (drawn,) = compute_weighted_quantiles(values, p, group, np.array([times], dtype=np.float64))
     if repeated.size:
         assert drawn == pytest.approx(np.quantile(repeated, p), abs=1e-9)
     else:

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special
 
-from results.connector_tax.combined_taxes import tax_at
+from results.connector_tax.combined_taxes import find_tax
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
 from results.records.reference_rates import REF_SAFE
 from results.statistics.block_model import Launches
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
-from results.statistics.estimates import Samples, holm
-from results.statistics.judgement import Judgement, Outcome, correct_together, excluded_above, excluded_text
+from results.statistics.estimates import Samples, correct_by_holm
+from results.statistics.judgement import Judgement, Outcome, correct_together, describe_excluded, find_excluded_above
 from results.statistics.trials import Joint, Measured, Trial, combine, estimate, p_value
 from tests.results.statistics.in_memory import RATES, SHAPE, Truth, bounds, measurements
 from tests.results.statistics.made_launches import CONFIGS, REFERENCES, SIGMA, draw_runs, launches_of
@@ -97,7 +97,7 @@ def test_all_runs_at_once_are_judged_as_each_by_itself(blocks: int) -> None:
 @pytest.mark.parametrize("blocks", [3, 5, 8])
 def test_after_holm_a_family_of_six_is_wrong_as_rarely_as_stated_and_each_alone_too(blocks: int) -> None:
     p = simulate(by_blocks, blocks)
-    assert 0.03 <= false_claims(p, holm) <= 0.05 + 3 * ERROR, "not because nothing can be rejected"
+    assert 0.03 <= false_claims(p, correct_by_holm) <= 0.05 + 3 * ERROR, "not because nothing can be rejected"
     for claim in range(len(CLAIMS)):
         # A config whose launches vary more by chance is widened: it is rejected a little more rarely than stated.
         assert 0.03 <= float(np.mean(p[:, claim] <= 0.05)) <= 0.05 + 3 * ERROR
@@ -168,7 +168,7 @@ def test_a_bootstrap_over_launches_and_requests_gives_intervals_as_wide() -> Non
         base = Truth("plain", trials=range(LAUNCHES), launch_sigma=0.1)
         again = replace(base, config="plain_again")
         found = measurements([base, again, replace(base, config="mooncake_both", tax=0.45)], seed)
-        low, high = bounds(estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90)))
+        low, high = bounds(estimate(find_tax(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90)))
         width = math.log((1 + high) / (1 + low))
         ratios.append(bootstrap_width(found, rng, launches=True) / width)
         of_requests.append(bootstrap_width(found, rng, launches=False) / width)
@@ -227,11 +227,11 @@ def test_what_the_data_leave_undefined_stays_in_the_family() -> None:
 
 def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
     covering = Estimate(0.02, -0.04, 0.08, 100, launches=3)
-    assert excluded_above(covering) == 0.08
-    assert excluded_text(covering) == "effects above 8.0 % are excluded"
-    assert excluded_text(replace(covering, low=0.01)) == ""
-    assert excluded_text(replace(covering, launches=2)) == "", "a spread excludes nothing"
-    assert excluded_text(Estimate(0.0, 0.0, 0.0, 100, launches=3)) == "", "launches that all agree exclude nothing"
+    assert find_excluded_above(covering) == 0.08
+    assert describe_excluded(covering) == "effects above 8.0 % are excluded"
+    assert describe_excluded(replace(covering, low=0.01)) == ""
+    assert describe_excluded(replace(covering, launches=2)) == "", "a spread excludes nothing"
+    assert describe_excluded(Estimate(0.0, 0.0, 0.0, 100, launches=3)) == "", "launches that all agree exclude nothing"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
 def test_what_is_excluded_is_said_of_ratios_and_differences_of_either_sign(
     estimate: tuple[float, float, float], form: Mapping[str, Any], text: str
 ) -> None:
-    assert excluded_text(Estimate(*estimate, launches=3), **form) == text
+    assert describe_excluded(Estimate(*estimate, launches=3), **form) == text
 
 
 def test_numbers_of_two_series_have_no_joint_draws() -> None:

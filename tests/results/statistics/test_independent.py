@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from results.records.estimate import Estimate
-from results.statistics.estimates import ALL_AGREE, cut_bounds, mean, student_interval
+from results.statistics.estimates import ALL_AGREE, compute_student_interval, cut_bounds, mean
 from results.statistics.independent import find_p_of_equality, subtract_means
 
 FIRST, SECOND = [0.10, 0.12, 0.11], [0.30, 0.50, 0.10, 0.45, 0.20]
@@ -81,7 +81,7 @@ def test_launches_that_all_agree_have_the_p_of_a_permutation() -> None:
     one, other = (Estimate(value, value, value, launches=3) for value in (0.0, 0.1))
     assert find_p_of_equality(one, one) == 1.0
     assert find_p_of_equality(one, other) == pytest.approx(0.1)
-    varies = student_interval(0.1, 0.02, 2, 3, launches=3)
+    varies = compute_student_interval(0.1, 0.02, 2, 3, launches=3)
     assert find_p_of_equality(one, varies, (2, 2)) == pytest.approx(2 * stats.t.sf(5, 2)), "the other's spread decides"
 
 

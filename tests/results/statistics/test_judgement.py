@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax.combined_taxes import Additive, judge_sum
-from results.connector_tax.hypotheses import cost_label, is_inside
+from results.connector_tax.hypotheses import is_inside, label_cost
 from results.pd_lifecycle import verdicts as lifecycle
 from results.records.estimate import Estimate, unknown
 from results.statistics.judgement import (
@@ -16,13 +16,13 @@ from results.statistics.judgement import (
     Judgement,
     Outcome,
     Verdict,
-    decisive,
-    few_launches,
+    explain_few_launches,
     judged,
     name_degraded_remedy,
     name_remedy,
     take_point,
     withheld,
+    withhold_bounds,
 )
 from results.statistics.trials import Measured, Trial, estimate
 
@@ -37,9 +37,9 @@ def test_fewer_than_three_launches_never_give_a_verdict(value: float, width: flo
     found = Estimate(value, value - width, value + width, 500, launches=count)
     assert judged(found, none) is None
     assert "`--trials 3` gives a verdict" in withheld(found)
-    assert (decisive(found).low, decisive(found).high) == (None, None)
+    assert (withhold_bounds(found).low, withhold_bounds(found).high) == (None, None)
     assert judge_sum(found)[0] is Additive.UNDECIDED
-    assert cost_label(found) == ""
+    assert label_cost(found) == ""
     assert is_inside(found, (value - 2 * width, value + 2 * width)) is None
 
 
@@ -49,7 +49,7 @@ def test_from_three_on_the_interval_decides(value: float, width: float, count: i
     expected = Verdict.HIGHER if value - width > none else Verdict.LOWER if value + width < none else None
     assert judged(found, none) == (expected or Verdict.NOT_DISTINGUISHABLE)
     assert withheld(found) == ""
-    assert decisive(found) is found
+    assert withhold_bounds(found) is found
 
 
 def test_a_point_decides_without_an_interval_or_launches() -> None:
@@ -82,7 +82,7 @@ def test_a_degraded_trial_is_named_beside_the_launches_that_are_left() -> None:
 def test_a_run_that_plans_three_launches_is_told_to_measure_those_it_lost() -> None:
     found = Estimate(0.3, 0.2, 0.4, 80, launches=2)
     assert withheld(found, remedy=name_remedy(2)) == withheld(found)
-    for text in (withheld(found, remedy=name_remedy(8)), str(decisive(found, name_remedy(8)).reason)):
+    for text in (withheld(found, remedy=name_remedy(8)), str(withhold_bounds(found, name_remedy(8)).reason)):
         assert "the run plans 8: `tracon retry`" in text
         assert "--trials" not in text
 
@@ -94,7 +94,7 @@ def test_a_lifecycle_criterion_that_compares_times_stays_undecided_below_three_l
     assert found.outcome == (Outcome.UNDECIDED if text else Outcome.HOLDS)
     assert found.reason.startswith(text)
     assert "R^2 0.99 lies above 0.95" in found.reason
-    assert few_launches(count, "engine").startswith(text)
+    assert explain_few_launches(count, "engine").startswith(text)
 
 
 @pytest.mark.parametrize(

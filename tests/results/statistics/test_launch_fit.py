@@ -14,10 +14,10 @@ from results.statistics.estimates import ALL_AGREE, Samples
 from results.statistics.launch_fit import (
     LaunchSpread,
     SizeFit,
+    estimate_mean_over_launches,
+    estimate_slope_over_launches,
     fit_sizes,
-    mean_over_launches,
     merge_launches,
-    slope_over_launches,
 )
 from tests.results.statistics.in_memory import covers
 
@@ -85,21 +85,21 @@ def test_launches_that_agree_to_the_last_digit_have_only_their_signs() -> None:
     assert fit.p == {1: 0.25, 2: 1.0}
     assert (fit.estimates[1].value, fit.estimates[1].low) == (1.0, None)
     assert fit.estimates[1].reason == ALL_AGREE
-    same = mean_over_launches([2.0, 2.0, 2.0])
+    same = estimate_mean_over_launches([2.0, 2.0, 2.0])
     assert (same.value, same.low, same.reason) == (2.0, None, ALL_AGREE)
 
 
 def test_a_mean_over_launches_needs_all_of_them() -> None:
-    assert mean_over_launches([1.0, 2.0, 3.0]).launches == 3
-    lacking = mean_over_launches([1.0, None, 3.0])
+    assert estimate_mean_over_launches([1.0, 2.0, 3.0]).launches == 3
+    lacking = estimate_mean_over_launches([1.0, None, 3.0])
     assert (lacking.value, lacking.low) == (2.0, None)
     assert "2 of 3" in (lacking.reason or "")
-    assert mean_over_launches([None]).value is None
+    assert estimate_mean_over_launches([None]).value is None
 
 
 def test_the_launches_reasons_survive_their_mean() -> None:
     known = [Estimate(value) for value in (1.0, 2.0, 3.0)]
-    assert merge_launches(known) == mean_over_launches([1.0, 2.0, 3.0])
+    assert merge_launches(known) == estimate_mean_over_launches([1.0, 2.0, 3.0])
     lacking = merge_launches([*known[:2], unknown("3 transfers; a line needs 5")])
     assert lacking.value == 1.5
     assert lacking.reason == "2 of 3 launches have this number: 3 transfers; a line needs 5"
@@ -114,7 +114,7 @@ def test_a_slope_over_launches_is_the_regression_of_their_means() -> None:
     known = stats.linregress(np.arange(5), y.mean(axis=0))
     half = 3.182446 * float(known.stderr)  # 97.5 % of Student's t with 3 degrees of freedom
     for measured in (values, {**values, 99: {0: -50.0, 4: 50.0}}):
-        slope = slope_over_launches(measured)
+        slope = estimate_slope_over_launches(measured)
         value = slope.value or 0.0
         assert value == pytest.approx(float(known.slope))
         assert (slope.low, slope.high) == pytest.approx((value - half, value + half), abs=1e-5)
@@ -122,10 +122,10 @@ def test_a_slope_over_launches_is_the_regression_of_their_means() -> None:
 
 
 def test_a_slope_without_noise_or_launches_has_no_interval() -> None:
-    line = slope_over_launches({1: {0: 0.0, 1: 1.0, 2: 2.0}})
+    line = estimate_slope_over_launches({1: {0: 0.0, 1: 1.0, 2: 2.0}})
     assert (line.value, line.low) == (1.0, None)
     assert "lie on a line" in (line.reason or "")
-    assert "needs 3" in (slope_over_launches({1: {0: 1.0, 1: 2.0}}).reason or "")
+    assert "needs 3" in (estimate_slope_over_launches({1: {0: 1.0, 1: 2.0}}).reason or "")
 
 
 def test_sigma_is_found_with_its_own_interval() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from results.statistics.block_model import Launches
-from results.statistics.blocks import Together, launches_for
-from results.statistics.largest_t import dunnett_critical
-from results.statistics.pairwise import detectable_pair, judge_against_best, launches_for_pair
+from results.statistics.blocks import Together, find_launches_for
+from results.statistics.largest_t import compute_dunnett_critical
+from results.statistics.pairwise import compute_detectable_pair, find_launches_for_pair, judge_against_best
 from tests.results.statistics.made_launches import CONFIGS, SIGMA, degrees_of, draw, equicorrelated, pairs_half
 
 
@@ -30,7 +30,9 @@ def against_best(launches: Launches, best: str = "") -> Mapping[str, Together]:
 def test_of_configs_that_do_not_differ_none_is_told_apart_from_the_best(blocks: int) -> None:
     """The best is chosen from the same launches: Dunnett's bounds would be left too often."""
     rng = np.random.default_rng([1953, blocks])
-    narrower = dunnett_critical(equicorrelated(len(CONFIGS) - 1, 1 / 2), degrees_of(blocks)) / pairs_half(blocks)
+    narrower = compute_dunnett_critical(equicorrelated(len(CONFIGS) - 1, 1 / 2), degrees_of(blocks)) / pairs_half(
+        blocks
+    )
     found = by_dunnett = 0
     for _ in range(1000):
         compared = against_best(draw(rng, blocks))
@@ -83,9 +85,9 @@ def test_one_noisy_config_widens_no_other_and_is_told_apart_no_more_often() -> N
 
 
 def test_trials_are_planned_for_any_two_of_the_policies() -> None:
-    needed = launches_for_pair(math.log(1.1), 0.1, 9)
+    needed = find_launches_for_pair(math.log(1.1), 0.1, 9)
     assert needed is not None
-    assert detectable_pair(0.1, needed, 9) <= math.log(1.1) < detectable_pair(0.1, needed - 1, 9)
-    assert needed > (launches_for(math.log(1.1), 0.1, 8, references=1) or 0)
-    assert math.isinf(detectable_pair(0.1, 1, 9))
-    assert launches_for_pair(1e-6, 0.1, 9) is None
+    assert compute_detectable_pair(0.1, needed, 9) <= math.log(1.1) < compute_detectable_pair(0.1, needed - 1, 9)
+    assert needed > (find_launches_for(math.log(1.1), 0.1, 8, references=1) or 0)
+    assert math.isinf(compute_detectable_pair(0.1, 1, 9))
+    assert find_launches_for_pair(1e-6, 0.1, 9) is None

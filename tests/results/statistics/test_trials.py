@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.combined_taxes import tax_at
+from results.connector_tax.combined_taxes import find_tax
 from results.connector_tax.tax import Metric
 from results.records.estimate import Estimate
 from results.records.reference_rates import REF_SAFE
@@ -39,7 +39,7 @@ def taxes(trials: int, seed: int, launch_sigma: float = 0.0, tax: float = 0.45) 
         ],
         seed,
     )
-    return estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90))
+    return estimate(find_tax(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90))
 
 
 @SIMULATIONS
@@ -168,7 +168,7 @@ def test_a_known_share_lies_in_its_interval_as_often_as_promised(seeds: Sequence
     def cover_truth(seed: int) -> Estimate:
         found = measurements([Truth("plain"), Truth("noop_connector", 0.2), Truth("mooncake_both", 0.5)], seed)
         configs = ("noop_connector", "mooncake_both")
-        part, whole = (tax_at(found, RATES, REF_SAFE, config, Metric.TTFT_P90) for config in configs)
+        part, whole = (find_tax(found, RATES, REF_SAFE, config, Metric.TTFT_P90) for config in configs)
         return share(part, whole, "the tax")
 
     assert as_promised(covers(cover_truth(seed), 0.4) for seed in seeds)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.traces.cross_session_reuse import CrossReuse, CrossSessionReuse, FirstUse, first_use
+from results.traces.cross_session_reuse import CrossReuse, CrossSessionReuse, FirstUse, make_first_use
 from results.traces.prefix_keys import prefix_keys
 
 BLOCK = 16
 
 
 def use(hashes: Sequence[int], last_tokens: int = BLOCK, branches: Sequence[tuple[int, int]] = ()) -> FirstUse:
-    return first_use(prefix_keys(hashes), BLOCK, last_tokens, np.array(branches, dtype=np.int64).reshape(-1, 2))
+    return make_first_use(prefix_keys(hashes), BLOCK, last_tokens, np.array(branches, dtype=np.int64).reshape(-1, 2))
 
 
 def counted(uses: Sequence[FirstUse], shared_from: int = 3) -> CrossReuse:

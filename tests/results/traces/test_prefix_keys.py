@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.traces.prefix_keys import Keys, KeySet, Sample, known_depth, prefix_keys, prefix_keys_of_each
+from results.traces.prefix_keys import Keys, KeySet, Sample, compute_prefix_keys_of_each, find_known_depth, prefix_keys
 
 hashes = st.lists(st.integers(0, 3) | st.integers(-(2**63), 2**64 - 1), max_size=12)
 
@@ -34,7 +34,9 @@ def test_keys_are_equal_exactly_as_far_as_the_hashes_are(head: list[int], first:
 
 @given(st.lists(hashes, max_size=6))
 def test_the_keys_of_many_prompts_are_those_of_each(prompts: list[list[int]]) -> None:
-    assert prefix_keys_of_each(prompts).tolist() == [key for one in prompts for key in prefix_keys(one).tolist()]
+    assert compute_prefix_keys_of_each(prompts).tolist() == [
+        key for one in prompts for key in prefix_keys(one).tolist()
+    ]
 
 
 def test_the_same_blocks_in_another_order_are_another_prefix() -> None:
@@ -58,7 +60,7 @@ def test_keys_are_the_same_in_every_process_and_release() -> None:
 
 @given(hashes, hashes)
 def test_the_known_depth_is_the_longest_prefix_that_was_seen(first: list[int], second: list[int]) -> None:
-    assert known_depth(prefix_keys(second), set(prefix_keys(first).tolist())) == common(first, second)
+    assert find_known_depth(prefix_keys(second), set(prefix_keys(first).tolist())) == common(first, second)
 
 
 @given(st.lists(st.lists(st.integers(0, 40)), max_size=8))
@@ -82,7 +84,7 @@ def test_keys_that_want_the_same_slot_are_all_kept() -> None:
 def test_a_set_takes_at_most_fifteen_bytes_a_key_while_it_grows() -> None:
     key_set = KeySet()
     for batch in np.split(many(400_000), 50):
-        foretold = key_set.nbytes_with(batch.size)
+        foretold = key_set.count_bytes_with(batch.size)
         key_set.add(batch)
         assert key_set.nbytes / len(key_set) < 16
         assert key_set.nbytes == pytest.approx(foretold, rel=0.3)  # some of its parts grow a batch earlier or later

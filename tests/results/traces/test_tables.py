@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from results.report.content import ReportText
-from results.report.document import rich_tables
-from results.traces.tables import build_tables, headline_text, list_limits
+from results.report.document import make_rich_tables
+from results.traces.tables import build_tables, format_headline, list_limits
 from tests.results.traces.made import count, described
 
 
@@ -53,8 +53,8 @@ def test_an_estimate_is_marked_as_one() -> None:
 
 def test_it_can_be_printed_and_sent_as_json() -> None:
     description = described()
-    assert "qwen_coder.jsonl (bailian): 4000 requests of 1000 sessions over 7200.0 s" in headline_text(description)
-    rich_tables(ReportText(headline_text(description), build_tables(description), list_limits(description)))
+    assert "qwen_coder.jsonl (bailian): 4000 requests of 1000 sessions over 7200.0 s" in format_headline(description)
+    make_rich_tables(ReportText(format_headline(description), build_tables(description), list_limits(description)))
     data = msgspec.json.decode(msgspec.json.encode(description))
     assert data["apc_bound_any"] == description.apc_bound_any
     assert data["kv"]["capacity"][3]["concurrent"] == {"Combined 8C": 24, "4P+4D": 12, "6P+2D": 6}

@@ -66,7 +66,7 @@ class Scripted:
         self.why_unread: Exception | None = None
         """What `adopt` raises."""
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
         return ""
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:

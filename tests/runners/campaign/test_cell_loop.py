@@ -43,7 +43,7 @@ from state import lease as leases
 from state import operator_requests
 from state.errors import DiskFull, LeaseHeld, RequestRefused
 from state.model import RunView
-from state.process_identity import this_process
+from state.process_identity import identify_this_process
 from state.store import RunStore
 from tests.e2e.cli import view_of
 from tests.runners.campaign.scripted import OBSTACLES, Scripted, scripted_plan, work
@@ -341,7 +341,7 @@ def start_worker(folder: Path) -> subprocess.Popen[bytes]:
 def wait_for_lease(folder: Path, worker: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 20
     with RunStore.open(folder, read_only=True) as store:
-        while not leases.lease_state(store).live and worker.poll() is None and time.monotonic() < deadline:
+        while not leases.read_lease_state(store).live and worker.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
@@ -416,7 +416,7 @@ async def test_an_engine_that_was_left_behind_is_gone_only_where_that_is_verifie
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """The recorded process is this test's own. With other start ticks it is another; of the rest nothing is known."""
-    folder, process = new_run(tmp_path / "run"), replace(this_process(), **changes)
+    folder, process = new_run(tmp_path / "run"), replace(identify_this_process(), **changes)
     where = {"start_ticks": process.start_ticks, "host": process.host, "pid_namespace": process.pid_namespace}
     facts: dict[str, Any] = {
         "pid": process.pid,

@@ -44,7 +44,7 @@ def last_change(store: RunStore) -> InstanceChanged:
 async def test_a_death_at_start_is_an_event_and_a_line_with_signal_frame_and_last_lines(tmp_path: Path) -> None:
     async with launcher_of(tmp_path, Programs(CHILD_DIES, "SIGILL", "0")) as (launcher, store):
         with pytest.raises(CrashedAtStart, match="SIGILL"):
-            await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+            await launcher.launch("plain", launcher.find_config_layout("plain"), own_port(24_000, 2))
     event = last_change(store)
     assert event.state is InstanceState.FAILED
     assert event.death is not None
@@ -59,7 +59,7 @@ async def test_a_death_at_start_is_an_event_and_a_line_with_signal_frame_and_las
 
 async def test_a_death_while_it_serves_is_recorded_when_it_is_stopped(tmp_path: Path) -> None:
     async with launcher_of(tmp_path, Programs(SERVER)) as (launcher, store):
-        engine = await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        engine = await launcher.launch("plain", launcher.find_config_layout("plain"), own_port(24_000, 2))
         with engine.spec.stderr.open("a") as log:
             log.write("[tracon] process EngineCore pid 7 died of SIGSEGV\n")
         await launcher.stop(engine, "the cell is over")
@@ -71,7 +71,7 @@ async def test_a_death_while_it_serves_is_recorded_when_it_is_stopped(tmp_path: 
 
 async def test_stalls_are_noted_while_the_engine_serves_and_at_its_end(tmp_path: Path) -> None:
     async with launcher_of(tmp_path, Programs(SERVER)) as (launcher, store):
-        engine = await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        engine = await launcher.launch("plain", launcher.find_config_layout("plain"), own_port(24_000, 2))
         with engine.spec.stderr.open("a") as log:
             log.write(f"{MARKER}\n")
         for _ in range(100):
@@ -95,6 +95,6 @@ async def test_a_launch_that_was_cut_before_its_record_does_not_make_the_next_on
             for state in (InstanceState.STARTING, InstanceState.GONE):
                 store.append(InstanceChanged(f"plain-{number}", "plain", state, pid=1, pgid=1, process_start=1.0))
         resumed = make_launcher(tmp_path, launcher._backend, store)
-        engine = await resumed.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        engine = await resumed.launch("plain", launcher.find_config_layout("plain"), own_port(24_000, 2))
         assert engine.name == "plain-4"
         await resumed.stop(engine, "the cell is over")

@@ -14,7 +14,7 @@ from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.gpus import explain_skipped_gpus, require_free_gpus, take_free_gpus
 from runners.campaign.start import Prepared
 from runners.errors import ExitCode, RunnerError
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from state.store import RunStore
 from tests.fake_gpus import FakeGpu, make_host
 from tests.runners.campaign.scripted import scripted_plan
@@ -25,7 +25,7 @@ FREE, HELD, HALF = (FakeGpu(used=gib << 30) for gib in (1, 120, 60))
 
 def draft_of(experiment: str, preset: str, *, simulated: bool = False) -> DraftPlan:
     asked = RunOptions(experiment=experiment, profile=SMALL, preset=preset, simulated=simulated)
-    return experiment_named(experiment).draft_plan(asked, load_profile(SMALL))
+    return select_experiment(experiment).draft_plan(asked, load_profile(SMALL))
 
 
 SKIPPED = (
@@ -120,10 +120,10 @@ def test_the_run_process_takes_them_before_its_first_engine_and_journals_it(
         seen.append(os.environ["CUDA_VISIBLE_DEVICES"])
         return ExitCode.DONE
 
-    monkeypatch.setattr(run_process, "options_of", lambda plan: None)
+    monkeypatch.setattr(run_process, "rebuild_options", lambda plan: None)
     monkeypatch.setattr(run_process, "prepare_run", lambda *_, **__: prepared)
     monkeypatch.setattr(run_process, "_run_cells", run_cells)
-    code = run_process.work(folder, lambda name: experiment_named("connector-tax"), accept_changes=False)
+    code = run_process.work(folder, lambda name: select_experiment("connector-tax"), accept_changes=False)
     assert (code, seen) == (ExitCode.DONE, ["1"])
     with RunStore.open(folder) as store:
         texts = [stored.event.text for stored in store.events() if isinstance(stored.event, Noted)]

@@ -14,7 +14,7 @@ import pytest
 
 from console.feed import Picture
 from console.glyphs import UNICODE
-from console.widgets.header import header_lines
+from console.widgets.header import make_header_lines
 from launch.command import LaunchSpec
 from launch.environment import Engine
 from launch.instance import Instance
@@ -125,7 +125,7 @@ async def test_journal_status_and_console_have_the_gpus_of_the_engines_alone(
     assert {(sample.gpu, sample.engines) for sample in sent} == {(3, 1)}
     assert [(gpu["gpu"], gpu["power_w"]) for gpu in to_json(view, time.time())["gpus"]] == [(3, 400.0)]
     assert view.gpus_unix_s is not None
-    _, second, _ = header_lines(Picture(view, loading=False), (), UNICODE, 198, view.gpus_unix_s)
+    _, second, _ = make_header_lines(Picture(view, loading=False), (), UNICODE, 198, view.gpus_unix_s)
     line = "".join(text for text, _ in second)
     assert "GPU 3 97 % 1755 MHz 400 W" in line
     assert line.count("GPU") == 1

@@ -11,7 +11,7 @@ from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
 from runners.campaign.gpus import require_gpu_room
 from runners.errors import RunnerError
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from tests.fake_gpus import FakeGpu, make_host
 
 CODER, SMALL = "h200-qwen3-coder-30b-dummy", "h200-qwen3-0.6b-dummy"
@@ -22,7 +22,7 @@ H200, H20, H100, A100 = 143_771 * MIB, 97_871 * MIB, 81_559 * MIB, 40_960 * MIB
 
 def require(experiment: str, preset: str, profile: str = CODER, *, simulated: bool = False) -> None:
     asked = RunOptions(experiment=experiment, profile=profile, preset=preset, simulated=simulated)
-    entry = experiment_named(experiment)
+    entry = select_experiment(experiment)
     require_gpu_room(entry, asked, entry.draft_plan(asked, load_profile(profile)))
 
 

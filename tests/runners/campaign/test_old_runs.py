@@ -18,14 +18,14 @@ from results.records.events import CellState, Noted, RunState
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
 from results.records.router_spec import InstanceSpec
-from results.registry import results_of
+from results.registry import find_results_of_run
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome, CellRunner, Experiment
 from runners.campaign.run_process import work
 from runners.cli import app
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.connector_tax.cell import load_spec
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from runners.experiments.routing.specs import make_replay_spec, make_router_spec
 from runners.load.messages import read_load_spec
 from runners.load.replay_messages import read_replay_spec
@@ -104,7 +104,7 @@ def test_the_specs_of_its_processes_are_read(old_run: Path) -> None:
         SPEC_READERS[path.name](path)
 
 
-def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+def collect_config_values(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     """Every number of every cell, or of every configuration of `pd-lifecycle`."""
     for number, row in enumerate(aggregate["configs"] if "configs" in aggregate else aggregate["cells"]):
         for metric, value in row["values"].items():
@@ -113,9 +113,9 @@ def values_of(aggregate: Mapping[str, Any]) -> Iterator[tuple[str, float | None]
 
 def test_its_numbers_are_those_that_its_own_version_computed(finished: Path) -> None:
     path = RunLayout(finished).aggregate_json
-    before = dict(values_of(msgspec.json.decode(path.read_bytes())))
+    before = dict(collect_config_values(msgspec.json.decode(path.read_bytes())))
     analyze_again(finished)
-    after = dict(values_of(msgspec.json.decode(path.read_bytes())))
+    after = dict(collect_config_values(msgspec.json.decode(path.read_bytes())))
     assert len(before) > 50
     assert {name: value for name, value in before.items() if not is_same(value, after[name])} == {}
 
@@ -162,7 +162,7 @@ def test_an_old_finished_run_resumes_with_nothing_to_measure(
 
 def resume_finished(run: Path) -> None:
     for accepts in (False, True):
-        assert work(run, experiment_named, accept_changes=accepts) == ExitCode.DONE
+        assert work(run, select_experiment, accept_changes=accepts) == ExitCode.DONE
     assert not RunLayout(run).accepted_changes.exists()
     assert not any("resumed although" in note for note in notes_of(run))
 
@@ -174,7 +174,7 @@ def test_what_has_changed_is_named_with_the_command_that_goes_on(interrupted: Pa
     assert CHANGED[interrupted.name] in str(refused)
     assert "`tracon resume --accept-changes`" in refused.remedy
     with pytest.raises(RunnerError, match="has changed"):
-        work(interrupted, experiment_named, accept_changes=False)
+        work(interrupted, select_experiment, accept_changes=False)
     assert view_of(interrupted).state is RunState.INTERRUPTED
 
 
@@ -188,8 +188,8 @@ class Unmeasured:
         self._grid, self._context = grid, context
         self.ran: list[str] = []
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
-        return self._own.why_skip(cell, view)
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
+        return self._own.explain_skip(cell, view)
 
     def adopt(self, cell: CellPlan) -> CellOutcome | None:
         return self._own.adopt(cell)
@@ -217,7 +217,7 @@ def test_it_resumes_where_its_changes_are_accepted_and_says_so(interrupted: Path
     runners: list[Unmeasured] = []
 
     def find(name: str) -> Experiment:
-        experiment = experiment_named(name)
+        experiment = select_experiment(name)
 
         def make(grid: Any, context: RunContext) -> CellRunner:  # noqa: ANN401  # of any experiment
             runners.append(Unmeasured(experiment, grid, context))
@@ -235,7 +235,7 @@ def test_it_resumes_where_its_changes_are_accepted_and_says_so(interrupted: Path
     assert not done & set(runners[0].ran)
     assert {"load", "replay", "lifecycle"} & {cell.kind for cell in after.plan.cells if cell.cell in runners[0].ran}
     assert any("resumed although these changed" in note for note in notes_of(interrupted))
-    report = results_of(interrupted)
+    report = find_results_of_run(interrupted)
     (limit,) = [one for one in report.report(report.analyze(interrupted)).limits if "--accept-changes" in one]
     assert "engine.versions.vllm: 0.32.0 -> 0.33.0" in limit
 

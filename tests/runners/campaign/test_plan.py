@@ -15,15 +15,15 @@ from launch.profile import (
     CONFIGS_FOLDER,
     PROFILES_FOLDER,
     Capacity,
-    config_names,
+    list_config_names,
+    list_profile_names,
     load_config,
     load_profile,
-    profile_names,
 )
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import diff_inputs, duration_text, find_changes
-from runners.campaign.start import options_of
+from runners.campaign.plan import diff_inputs, find_changes, format_duration
+from runners.campaign.start import rebuild_options
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
@@ -138,8 +138,8 @@ def test_plain_again_is_plain_under_another_name_in_every_preset_that_confirms()
     plain = load_config("plain")
     assert msgspec.structs.replace(again, name=plain.name, title=plain.title, why=plain.why) == plain
     assert "plain_again" in grid.configs
-    assert "plain_again" not in config_names()
-    for name in profile_names():
+    assert "plain_again" not in list_config_names()
+    for name in list_profile_names():
         tables = load_profile(name).experiments.get(EXPERIMENT, {})
         for preset in tables:
             other = read_grid(tables, name, preset)
@@ -202,7 +202,7 @@ def test_the_row_of_a_list_that_differs_is_named() -> None:
     ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (570, "9 min 30 s"), (17520, "4 h 52 min")]
 )
 def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_trials_repeat_every_load_cell_in_blocks_with_prompts_of_their_own() -> None:
@@ -225,7 +225,7 @@ def test_a_plan_can_be_made_again_from_what_it_holds_also_with_files_of_ones_own
     options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", str(own)), seed=9, trials=2, port=19999)
     plan = prepare(options).plan
     assert set(plan.configs) == {"plain", "my_noop"}
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_config_named_twice_is_refused() -> None:
@@ -238,7 +238,7 @@ def test_a_setting_changes_the_grid_of_connector_tax_and_is_kept_for_the_resume(
     plan = prepare(options).plan
     assert plan.inputs["grid"]["min_completed"] == 7
     assert {cell.params["output_tokens"] for cell in plan.cells if cell.stage == "phase-a"} == {9}
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
@@ -295,7 +295,7 @@ def test_an_engine_variable_that_is_no_secret_may_be_set(name: str) -> None:
     options = RunOptions("routing", "cpu-tiny", "smoke", settings=(f"engine.env.{name}='1'",))
     plan = prepare(options).plan
     assert plan.inputs["profile"]["engine"]["env"][name] == "1"
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_secret_of_a_wrong_type_is_named_by_its_key() -> None:

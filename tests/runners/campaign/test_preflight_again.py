@@ -55,8 +55,8 @@ class Gated(Scripted):
         super().__init__(folder)
         self._context = context
 
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
-        return gates.why_gated(cell, view)
+    def explain_skip(self, cell: CellPlan, view: RunView) -> str:
+        return gates.explain_gated(cell, view)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> CellOutcome:
         if cell.kind == "preflight":

@@ -15,7 +15,7 @@ from runners.campaign import run_process
 from runners.campaign.experiment import Experiment, RunOptions
 from runners.campaign.start import Prepared
 from runners.errors import ExitCode
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from state.store import RunStore
 from tests.e2e.cli import view_of
 from tests.runners.campaign.scripted import OBSTACLES, Scripted, scripted_plan
@@ -39,11 +39,11 @@ def test_an_engine_that_is_left_when_all_is_over_leaves_the_exit_code_as_it_is(
 
     plan, folder = scripted_plan(outcomes={"s0-c1": "unseen"}), tmp_path / "run"
     RunStore.create(folder, folder.name, plan, "test").close()
-    tax = experiment_named("connector-tax")
+    tax = select_experiment("connector-tax")
     draft = tax.draft_plan(RunOptions("connector-tax", preset="demo"), load_profile("cpu-tiny"))
     scripted = Experiment("scripted", tax.draft_plan, lambda grid, context: Scripted(folder), {})
     monkeypatch.setattr(run_process, "LocalBackend", Unseen)
-    monkeypatch.setattr(run_process, "options_of", lambda plan: None)
+    monkeypatch.setattr(run_process, "rebuild_options", lambda plan: None)
     monkeypatch.setattr(run_process, "prepare_run", lambda *_, **__: Prepared(draft, None, plan))
     code = run_process.work(folder, lambda name: scripted, accept_changes=False)
     assert (code, view_of(folder).state) == (ExitCode.INTERRUPTED, RunState.INTERRUPTED)

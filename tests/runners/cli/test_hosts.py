@@ -211,7 +211,7 @@ def test_a_user_without_an_account_has_a_name(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("getpass.getuser", unknown)
     monkeypatch.setattr(os, "getuid", lambda: 12345)
-    assert operator_requests.user_name() == "uid 12345"
+    assert operator_requests.find_user_name() == "uid 12345"
 
 
 def test_a_user_without_an_account_and_home_gets_no_folder_called_tilde(tmp_path: Path) -> None:

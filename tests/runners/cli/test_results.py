@@ -13,9 +13,9 @@ from rich.console import Console, RenderableType
 from results.connector_tax.analyze import Analysis, analyze
 from results.connector_tax.charts import build_charts
 from results.records.layout import RunLayout
-from results.registry import results_of
+from results.registry import find_results_of_run
 from results.report.curves import draw_curves
-from runners.cli.reports import render_ending, report_json, report_tables
+from runners.cli.reports import make_report_json, make_report_tables, render_ending
 from runners.errors import RunnerError
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behavior, Run, write_run
@@ -93,7 +93,7 @@ def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
     workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(next(workspace.iterdir()), tmp_path / "20260201-120000-connector-tax-cpu-tiny"))
-    results = results_of(folder)
+    results = find_results_of_run(folder)
     results.write(folder)
     analyzed: list[Path] = []
 
@@ -102,7 +102,7 @@ def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
         return analyze(root)
 
     counted = replace(results, analyze=analyze_counted)
-    monkeypatch.setattr("results.registry.results_of", lambda _: counted)
+    monkeypatch.setattr("results.registry.find_results_of_run", lambda _: counted)
     monkeypatch.setenv("COLUMNS", "80")
     assert "exceed those of plain" in unfolded(render_ending(folder))
     assert analyzed == []
@@ -115,18 +115,18 @@ def test_a_run_ends_without_a_second_analysis_unless_it_has_changed(
 
 def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = next(workspace.iterdir())
-    without_page = replace(results_of(folder), page=None)
-    monkeypatch.setattr("results.registry.results_of", lambda _: without_page)
+    without_page = replace(find_results_of_run(folder), page=None)
+    monkeypatch.setattr("results.registry.find_results_of_run", lambda _: without_page)
     assert "Reference rates" in shown(render_ending(folder))
 
 
 def test_a_damaged_document_is_named_with_what_writes_it_again(workspace: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(next(workspace.iterdir()), tmp_path / "run")
-    report_json(folder, again=False)
-    path = next(iter(results_of(folder).documents(RunLayout(folder)).values()))
+    make_report_json(folder, again=False)
+    path = next(iter(find_results_of_run(folder).documents(RunLayout(folder)).values()))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunnerError, match="is damaged") as refused:
-        report_json(folder, again=False)
+        make_report_json(folder, again=False)
     assert str(path) in str(refused.value)
     assert "--again" in refused.value.remedy
 
@@ -140,10 +140,12 @@ def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> N
 
 def test_the_first_chart_stands_below_the_tables_of_a_terminal(workspace: Path) -> None:
     folder = next(workspace.iterdir())
-    tables, _, curves = shown(report_tables(folder, again=False, curves_width=100), 120).partition("TTFT p90, ms, over")
+    tables, _, curves = shown(make_report_tables(folder, again=False, curves_width=100), 120).partition(
+        "TTFT p90, ms, over"
+    )
     assert "Reference rates" in tables
     assert "B" in curves.partition("capital")[0]
-    assert "capital" not in shown(report_tables(folder, again=False), 120)
+    assert "capital" not in shown(make_report_tables(folder, again=False), 120)
 
 
 def test_a_report_in_a_pipe_has_no_curves(workspace: Path) -> None:

@@ -130,7 +130,7 @@ def test_every_renderable_is_made_harmless(stream: str, capsys: pytest.CaptureFi
         getattr(terminal, stream)().print(renderable)
     terminal.fail(RunnerError(f"a message{POISON}", remedy=f"a remedy{POISON}"))
     terminal.print_json({"text": POISON})
-    with terminal.step_progress() as step:
+    with terminal.show_step_progress() as step:
         step(1, 2, POISON)
     shown = capsys.readouterr()
     assert "\u241b]52" in shown.out + shown.err

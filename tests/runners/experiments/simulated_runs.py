@@ -14,14 +14,14 @@ import pytest
 from runners.campaign.run_process import work
 from runners.campaign.start import Prepared, create_run, spawn_run_process
 from runners.errors import ExitCode
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from state.workspace import Workspace
 
 KILL_WITHIN_S = 120.0
 
 
 def work_off(folder: Path) -> None:
-    assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+    assert work(folder, select_experiment, accept_changes=False) == ExitCode.DONE
 
 
 def run_whole(runs: Path, home: Path, plan: Callable[[], Prepared], pace: float | None = None) -> Path:

@@ -146,7 +146,7 @@ class Driven:
     code: asyncio.Task[ExitCode]
 
     def see_cell(self, cell: str) -> CellView:
-        return next(row for row in self.store.cell_rows() if row.cell == cell)
+        return next(row for row in self.store.list_cell_rows() if row.cell == cell)
 
     def is_ended(self, cell: str) -> bool:
         return self.see_cell(cell).state in CELL_ENDED

@@ -17,7 +17,7 @@ from launch.profile import Profile, load_config, load_profile
 from results.records.events import CellState
 from results.records.layout import RunLayout
 from results.records.plan import CellPlan
-from results.records.run_folder import preflight_decisions
+from results.records.run_folder import read_preflight_decisions
 from runners.campaign.context import RunContext
 from runners.errors import CellSkipped
 from runners.experiments import gates
@@ -98,11 +98,11 @@ async def test_a_gpu_without_room_for_two_skips_the_config_and_says_why(
     make_host(tmp_path, monkeypatch, H100)
     with pytest.raises(CellSkipped, match=r"not possible on this host: .* would have 36\.6"):
         await launch_both(tmp_path, monkeypatch, "h200-qwen3-coder-30b-dummy")
-    decision = preflight_decisions(tmp_path / "run")[0]["nixl_both"]
+    decision = read_preflight_decisions(tmp_path / "run")[0]["nixl_both"]
     assert not decision.included
     gate = CellView(CELL.cell, CELL, CellState.SKIPPED, 1, reason=decision.reason)
     view = cast(RunView, SimpleNamespace(cells={CELL.cell: gate}))
-    assert gates.why_gated(LATER, view) == decision.reason
+    assert gates.explain_gated(LATER, view) == decision.reason
 
 
 async def test_a_second_gpu_that_others_hold_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ async def test_what_every_config_would_meet_decides_nothing_about_this_one(tmp_p
     cell = CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0)
     with pytest.raises(type(why)):
         await gates.verify_config(cell, 1, cast(RunContext, context))
-    assert preflight_decisions(tmp_path / "run")[0] == {}
+    assert read_preflight_decisions(tmp_path / "run")[0] == {}

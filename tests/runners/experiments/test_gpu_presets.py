@@ -14,8 +14,8 @@ from launch.gpu_fit import estimate_engine_bytes
 from launch.profile import EngineSettings, Profile, load_profile
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.experiments.cold_start import PIECE_S, list_pieces
-from runners.experiments.engine_choice import counting_profile
-from runners.experiments.registry import experiment_named
+from runners.experiments.engine_choice import make_counting_profile
+from runners.experiments.registry import select_experiment
 from runners.simulator.calibrate import COEFFICIENTS, BusySteps, join_steps, list_busy_steps, list_told_apart
 
 GPU_PAGE = Path(__file__).resolve().parents[3] / "docs" / "gpu.md"
@@ -36,7 +36,7 @@ PRESETS = [
 
 def draft(profile: str, experiment: str, preset: str, *configs: str) -> DraftPlan:
     options = RunOptions(experiment=experiment, profile=profile, preset=preset, configs=configs)
-    return experiment_named(experiment).draft_plan(options, load_profile(profile))
+    return select_experiment(experiment).draft_plan(options, load_profile(profile))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_where_the_proof_has_the_measured_settings_its_config_pays_one_cold_star
 def test_a_plan_says_which_pieces_are_longer_than_eight_minutes() -> None:
     profile, settings = "h200-qwen3-coder-30b-dummy", ("engine_start_s=300",)
     options = RunOptions("pd-lifecycle", profile, "gpu-demo", configs=("nixl_both",), settings=settings)
-    notes = experiment_named("pd-lifecycle").draft_plan(options, load_profile(profile)).notes
+    notes = select_experiment("pd-lifecycle").draft_plan(options, load_profile(profile)).notes
     assert "preflight/nixl_both the longest" in notes[-1]
 
 
@@ -134,7 +134,7 @@ def shared_gpus() -> Iterator[tuple[str, Profile, int, EngineSettings]]:
             for preset in profile.experiments[experiment]:
                 grid = draft(profile.name, experiment, preset).grid
                 if grid.gpus == 1:
-                    yield preset, profile, alone or grid.instances, counting_profile(profile, grid.engine).engine
+                    yield preset, profile, alone or grid.instances, make_counting_profile(profile, grid.engine).engine
 
 
 def test_engines_that_share_a_gpu_leave_some_of_its_memory() -> None:

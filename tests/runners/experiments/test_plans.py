@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launch.profile import PROFILES_FOLDER, load_profile, profile_names
+from launch.profile import PROFILES_FOLDER, list_profile_names, load_profile
 from results.records.plan import RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import options_of
+from runners.campaign.start import rebuild_options
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import read_grid as read_connector_tax
 from runners.experiments.pd_lifecycle.grid import read_grid as read_pd_lifecycle
@@ -27,7 +27,7 @@ READERS: Mapping[str, Callable[..., Any]] = {
 }
 PRESETS = [
     (profile, experiment, preset)
-    for profile in profile_names()
+    for profile in list_profile_names()
     for experiment in READERS
     for preset in load_profile(profile).experiments.get(experiment, {})
 ]
@@ -60,7 +60,7 @@ def test_a_plan_can_be_made_again_from_what_it_holds(experiment: str, tmp_path: 
     profile = tmp_path / "mine.toml"
     profile.write_text((PROFILES_FOLDER / "cpu-tiny.toml").read_text().replace('name = "cpu-tiny"', 'name = "mine"'))
     plan = plan_of(experiment, str(profile), seed=9, port=19999, settings=("preflight_s=4",))
-    again = prepare(options_of(plan)).plan
+    again = prepare(rebuild_options(plan)).plan
     assert again.profile == str(profile)
     assert again.fingerprint == plan.fingerprint
     assert plan_of(experiment, str(profile), seed=8).fingerprint != plan.fingerprint

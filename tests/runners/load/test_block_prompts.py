@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.records.trace_lines import Turn
-from runners.load.block_prompts import BlockShape, name_tokens, prompt_ids, prompt_pieces
+from runners.load.block_prompts import BlockShape, make_prompt_ids, make_prompt_pieces, name_tokens
 from runners.load.prompts import SLICE_TOKENS
 from tests.examples import examples
 
@@ -27,7 +27,7 @@ def turn(hashes: list[int], input_tokens: int) -> Turn:
 
 
 def ids_of(shape: BlockShape, hashes: list[int], count: int, *, session: str = "s", place: int = 0) -> np.ndarray:
-    return prompt_ids(shape, session, place, turn(hashes, count))
+    return make_prompt_ids(shape, session, place, turn(hashes, count))
 
 
 def shared(one: np.ndarray, other: np.ndarray) -> int:
@@ -57,7 +57,7 @@ def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
     assert len(ids) == count
     assert ids.min() >= 3
     assert ids.max() < 3 + span
-    pieces = list(prompt_pieces(form, "s", 0, turn(hashes, count)))
+    pieces = list(make_prompt_pieces(form, "s", 0, turn(hashes, count)))
     assert json.loads(b"[" + b",".join(pieces) + b"]") == ids.tolist()
     assert max(len(json.loads(b"[" + piece + b"]")) for piece in pieces) <= max(SLICE_TOKENS, block_tokens)
 

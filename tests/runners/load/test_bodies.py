@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runners.load.bodies import Bodies, body_preamble
+from runners.load.bodies import Bodies, build_body_preamble
 from tests.examples import examples
 
 PIECES = 3
@@ -37,7 +37,7 @@ def built(made: Bodies) -> list[int]:
 
 @pytest.mark.parametrize("evidence", ["token_ids", "usage"])
 def test_a_body_asks_for_exact_output_and_evidence_of_tokens(evidence: str) -> None:
-    assert json.loads(body_preamble("m", 8, evidence) + b"1,2]}") == {
+    assert json.loads(build_body_preamble("m", 8, evidence) + b"1,2]}") == {
         "model": "m",
         "max_tokens": 8,
         "temperature": 0,

@@ -6,7 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.load.prompts import SLICE_TOKENS, BodyShape, build_bodies, derive_identity, identity_tokens, token_ids
+from runners.load.prompts import (
+    SLICE_TOKENS,
+    BodyShape,
+    build_bodies,
+    count_identity_tokens,
+    derive_identity,
+    token_ids,
+)
 from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -43,8 +50,8 @@ def test_neighbors_differ_within_the_first_block_of_sixteen() -> None:
         for index in range(100)
     }
     assert len(blocks) == 2000
-    assert identity_tokens(256) == 8
-    assert identity_tokens(151_643) == 4
+    assert count_identity_tokens(256) == 8
+    assert count_identity_tokens(151_643) == 4
 
 
 def test_tokens_are_uniform_after_the_identity() -> None:

@@ -12,7 +12,7 @@ import pytest
 from results.records.errors import SpecError
 from results.records.schemas import RequestStatus
 from runners.load.process import run_replay
-from runners.load.replay import compute_amplification, session_line
+from runners.load.replay import compute_amplification, make_session_line
 from runners.load.replay_messages import ReplayTick, read_replay_spec
 from runners.trace.session import Session
 from tests.runners.load.cells import seconds
@@ -219,7 +219,7 @@ def test_a_session_may_have_any_name(replay: Replay) -> None:
     replayed = replay(trace_of(chain(name, 1)), {"itl_ms": 0})
     assert replayed.rows[0].session == name
     assert replayed.truth[0].session == "Sitzung%207:%20%C2%B5%25%0A"
-    assert session_line("agent/4f-a.b=c") == "x-session-id: agent/4f-a.b=c\r\n"
+    assert make_session_line("agent/4f-a.b=c") == "x-session-id: agent/4f-a.b=c\r\n"
 
 
 def test_amplification_needs_a_whole_replay_and_a_span() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.load.schedule import constant_offsets_ns, offsets_ns, poisson_offsets_ns, split_horizon
+from runners.load.schedule import draw_poisson_offsets_ns, make_constant_offsets_ns, make_offsets_ns, split_horizon
 
 RATES = st.floats(0.1, 300.0)
 HORIZONS = st.floats(0.5, 60.0)
@@ -17,7 +17,7 @@ CELLS = st.integers(0, 2**32 - 1)
 
 @given(rate=RATES, horizon=HORIZONS)
 def test_constant_arrivals_lie_on_the_grid_and_fill_the_horizon(rate: float, horizon: float) -> None:
-    offsets = constant_offsets_ns(rate, horizon)
+    offsets = make_constant_offsets_ns(rate, horizon)
     assert offsets[0] == 0
     assert np.all(np.abs(offsets - np.arange(len(offsets)) * 1e9 / rate) <= 1)
     assert offsets[-1] < horizon * 1e9 <= offsets[-1] + 1e9 / rate + 1
@@ -28,7 +28,7 @@ def test_poisson_keeps_the_exact_rate_in_the_warmup_and_in_every_window(
     rate: float, warmup: float, window: float, windows: float, seed: int, cell: int
 ) -> None:
     horizon = warmup + window * windows
-    offsets = offsets_ns(
+    offsets = make_offsets_ns(
         "poisson", rate_per_s=rate, warmup_s=warmup, window_s=window, horizon_s=horizon, seed=seed, cell_index=cell
     )
     assert np.all(np.diff(offsets) >= 0)
@@ -42,7 +42,7 @@ def test_poisson_keeps_the_exact_rate_in_the_warmup_and_in_every_window(
 @given(seed=SEEDS, cell=CELLS)
 def test_a_schedule_is_a_function_of_seed_and_cell(seed: int, cell: int) -> None:
     def again(seed: int, cell: int) -> list[int]:
-        offsets: list[int] = poisson_offsets_ns(20.0, (1.0, 3.0), seed, cell).tolist()
+        offsets: list[int] = draw_poisson_offsets_ns(20.0, (1.0, 3.0), seed, cell).tolist()
         return offsets
 
     assert again(seed, cell) == again(seed, cell)
@@ -52,7 +52,7 @@ def test_a_schedule_is_a_function_of_seed_and_cell(seed: int, cell: int) -> None
 
 def test_the_same_seed_means_the_same_schedule_on_every_machine() -> None:
     """Pinned: a change here makes runs of different versions incomparable."""
-    offsets = poisson_offsets_ns(4.0, (0.5, 1.0), 42, 7)
+    offsets = draw_poisson_offsets_ns(4.0, (0.5, 1.0), 42, 7)
     assert offsets.tolist() == PINNED
 
 
@@ -60,7 +60,7 @@ PINNED = [225544783, 246651389, 573423441, 1053535628, 1244924496, 1300571245]
 
 
 def test_poisson_gaps_are_exponential() -> None:
-    offsets = poisson_offsets_ns(50.0, (400.0,), 1, 1)
+    offsets = draw_poisson_offsets_ns(50.0, (400.0,), 1, 1)
     gaps = np.diff(offsets) / 1e9 * 50.0
     assert gaps.std() == pytest.approx(1.0, abs=0.05)
     assert np.mean(gaps > 1.0) == pytest.approx(np.exp(-1), abs=0.02)

@@ -71,7 +71,7 @@ def test_a_turn_leaves_its_pause_after_the_end_of_the_one_before() -> None:
 
 def test_a_session_that_has_not_begun_was_not_held_back() -> None:
     plan = plan_replay(trace_of(chain("a", 1), chain("b", 1, start_s=1.0)), [(0, 0)] * 2, Pace())
-    assert Sessions(plan, max_inflight=1, end_on_error=False).delay_ns(1) == 0
+    assert Sessions(plan, max_inflight=1, end_on_error=False).measure_delay_ns(1) == 0
 
 
 def test_a_gap_counts_from_the_send_but_never_overtakes_the_end() -> None:
@@ -104,9 +104,9 @@ def test_the_limit_holds_sessions_back_and_drops_none() -> None:
     assert sessions.is_over
     assert len(played.end_ns) == 12
     assert sessions.counts.delayed == 4
-    assert sessions.delay_ns(0) == sessions.delay_ns(1) == 0
-    assert sessions.delay_ns(2) == 20 * S - S // 5
-    assert sessions.counts.delay_max_ns == sessions.delay_ns(5) == 40 * S + S // 10 - S // 2
+    assert sessions.measure_delay_ns(0) == sessions.measure_delay_ns(1) == 0
+    assert sessions.measure_delay_ns(2) == 20 * S - S // 5
+    assert sessions.counts.delay_max_ns == sessions.measure_delay_ns(5) == 40 * S + S // 10 - S // 2
 
 
 def test_once_closed_nothing_more_becomes_due() -> None:

@@ -12,7 +12,7 @@ import msgspec
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.policies import make_policy
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_by_instance
+from runners.router.prefix_index import PrefixIndex, count_cached_by_instance, make_block_keys
 from runners.router.sessions.bindings import Bindings
 
 NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldown_s": 5.0}}
@@ -41,9 +41,9 @@ class PolicyRouter:
         self.policy = make_policy(policy, {**NEEDED.get(policy, {}), **parameters})
 
     def send(self, session: str, prompt: list[int], name: str = "r") -> Sent:
-        keys, bindings = block_keys(prompt, 16), self.bindings
-        cached = cached_by_instance(self.indexes, keys, len(prompt))
-        turn, owner = bindings.count_arrival(session, self.now), bindings.owner_of(session)
+        keys, bindings = make_block_keys(prompt, 16), self.bindings
+        cached = count_cached_by_instance(self.indexes, keys, len(prompt))
+        turn, owner = bindings.count_arrival(session, self.now), bindings.find_owner(session)
         since_s, moving_to = bindings.since_migration_s(session, self.now), bindings.moving_to(session)
         request = RoutedRequest(
             name, session, turn, len(prompt), 32, 16, cached, owner, since_s, moving_to=moving_to

@@ -68,8 +68,8 @@ class Router:
     def load(self, instance: str) -> InstanceLoad:
         return next(load for load in self.loads if load.instance == instance)
 
-    def owner_of(self, session: str) -> str:
-        return self.server.cluster.bindings.owner_of(session)
+    def find_owner(self, session: str) -> str:
+        return self.server.cluster.bindings.find_owner(session)
 
     def counters_are_zero(self) -> bool:
         return is_idle(self.loads)

@@ -54,10 +54,10 @@ class SimulatedTransfers:
 
     def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement:
         purpose, request, source, target, _ = move
-        assert not self.rules.why_refused(source, target)
+        assert not self.rules.explain_refusal(source, target)
         movement = Movement(self, KvTransfer("sim", purpose, "mooncake", source, target, "failed"), b"")
         admission = self.rules.admit_transfer(source, target, purpose)
-        prefix = self.rules.movable_prefix(request, source, target, request.input_tokens, 1)
+        prefix = self.rules.find_movable_prefix(request, source, target, request.input_tokens, 1)
         movement.change_transfer(prefix_tokens=prefix.source_tokens)
         end = partial(self._end, movement, admission, done)
 
@@ -178,7 +178,7 @@ class SimulatedWorld:
         self.traffic.lose_instance(instance, why)
 
     def owner(self, session: str) -> str:
-        return self.bindings.owner_of(session)
+        return self.bindings.find_owner(session)
 
     async def serve(self, session: str, prompt: list[int]) -> None:
         """A request that is answered, its transfer and retries included."""
@@ -230,7 +230,7 @@ class SimulatedWorld:
         """Its process dies: nothing listens there, and what is open there fails."""
         for request in [one for one, name in self.at_instances.items() if name == instance]:
             del self.at_instances[request]
-            request.request_failed(Failure("closed", "connection closed"))
+            request.fail_request(Failure("closed", "connection closed"))
         self.health.note_probe(instance, "refused", gone=True)
 
     def records(self) -> list[DecisionRecord]:

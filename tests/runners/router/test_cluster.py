@@ -179,7 +179,7 @@ def test_instances_come_drain_and_go_at_run_time() -> None:
     assert [one.instance for one in cluster.take_view().instances] == ["a", "b", "c"]
     reservation.end()
     assert cluster.remove_instance("a") == ("s",)
-    assert cluster.bindings.owner_of("s") == ""
+    assert cluster.bindings.find_owner("s") == ""
     with pytest.raises(KeyError):
         cluster.reserve_counters(to("a"), ask())
 
@@ -209,7 +209,7 @@ def test_a_short_absence_moves_nobody() -> None:
         bindings.commit_binding(f"s{n}", "ab"[n % 2], float(n))
     cluster.set_available("a", False, "timeout")
     assert cluster.set_available("a", True) == ()
-    assert bindings.owner_of("s0") == "a"
+    assert bindings.find_owner("s0") == "a"
 
 
 def test_a_pause_ends_by_itself() -> None:

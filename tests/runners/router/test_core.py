@@ -103,7 +103,7 @@ class LiveWorld:
     requests: int = 0
 
     def owner(self, session: str) -> str:
-        return self.routed.owner_of(session)
+        return self.routed.find_owner(session)
 
     def set_status(self, instance: str, status: int) -> None:
         self.backends[instance].status = status
@@ -273,14 +273,14 @@ def test_a_500_counts_when_another_instance_serves_the_request_and_not_after_the
         assert world.at_instances[request] == faulty, "it looks idle"
         request.answer(500)
     for number in range(3):
-        assert world.health.state_of(faulty) is BreakerState.CLOSED
+        assert world.health.find_state(faulty) is BreakerState.CLOSED
         world.answer(str(number))
-    assert world.health.state_of(faulty) is BreakerState.OPEN
+    assert world.health.find_state(faulty) is BreakerState.OPEN
     world.driver.advance(2.0)
     world.health.note_probe(faulty, "", gone=False)
     for number in (3, 4):
         world.answer(str(number))
-    assert world.health.state_of(faulty) is BreakerState.HALF_OPEN
+    assert world.health.find_state(faulty) is BreakerState.HALF_OPEN
 
 
 def test_a_trial_that_is_answered_with_500_has_failed_also_where_no_other_instance_is_left() -> None:
@@ -291,10 +291,10 @@ def test_a_trial_that_is_answered_with_500_has_failed_also_where_no_other_instan
     world.lose("a")
     world.driver.advance(2.0)
     world.health.note_probe("a", "", gone=False)
-    assert world.health.state_of("a") is BreakerState.HALF_OPEN
+    assert world.health.find_state("a") is BreakerState.HALF_OPEN
     world.start("trial", PROMPT)
     world.requests["trial"].answer(500)
-    assert world.health.state_of("a") is BreakerState.OPEN
+    assert world.health.find_state("a") is BreakerState.OPEN
 
 
 def _imports(path: Path) -> set[str]:

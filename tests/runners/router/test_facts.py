@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.router import facts
-from runners.router.facts import read_facts, session_name
-from runners.router.prefix_index import block_keys
+from runners.router.facts import read_facts, read_session_name
+from runners.router.prefix_index import make_block_keys
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner, max_size=4)
@@ -29,7 +29,7 @@ def test_token_ids_are_counted_and_keyed_exactly() -> None:
     ids = list(range(100, 111))
     session, keys, count, longest = facts_of({"prompt": ids, "max_tokens": 7, "user": "u"})
     assert (session, count, longest) == ("u", 11, 7)
-    assert keys == block_keys(ids, 4)
+    assert keys == make_block_keys(ids, 4)
     assert len(keys) == 2
 
 
@@ -43,7 +43,7 @@ def test_the_token_ids_of_a_long_body_are_read_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(facts, "_read_body", note_length)
     ids = list(range(4000))
-    assert facts_of({"user": "u", "prompt": ids, "max_tokens": 7}) == ("u", block_keys(ids, 4), 4000, 7)
+    assert facts_of({"user": "u", "prompt": ids, "max_tokens": 7}) == ("u", make_block_keys(ids, 4), 4000, 7)
     assert max(lengths) < 100, "the reader of the other fields does not see them"
 
 
@@ -64,7 +64,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
 
 
 def test_several_prompts_are_counted_together() -> None:
-    assert facts_of({"prompt": [[1, 2, 3, 4], [5, 6]]})[1:3] == (block_keys([1, 2, 3, 4], 4), 6)
+    assert facts_of({"prompt": [[1, 2, 3, 4], [5, 6]]})[1:3] == (make_block_keys([1, 2, 3, 4], 4), 6)
     assert facts_of({"prompt": ["abcd", "efgh"]})[2] >= 2
 
 
@@ -79,7 +79,7 @@ def test_a_prompt_is_read_the_same_after_one_that_cannot_be_read() -> None:
 def test_threads_read_prompts_at_the_same_time() -> None:
     prompts = [list(range(count, 2 * count)) for count in range(20, 60)]
     bodies = [json.dumps({"prompt": prompt}).encode() for prompt in prompts]
-    expected = [(block_keys(prompt, 4), len(prompt)) for prompt in prompts]
+    expected = [(make_block_keys(prompt, 4), len(prompt)) for prompt in prompts]
 
     barrier = Barrier(4)
 
@@ -132,7 +132,7 @@ def test_what_a_conversation_begins_with_counts() -> None:
 
 
 def test_token_ids_to_embed_are_counted_exactly() -> None:
-    assert facts_of({"input": [5, 6, 7, 8, 9]}, chat=True)[1:3] == (block_keys([5, 6, 7, 8], 4), 5)
+    assert facts_of({"input": [5, 6, 7, 8, 9]}, chat=True)[1:3] == (make_block_keys([5, 6, 7, 8], 4), 5)
     assert facts_of({"input": [[1, 2], [3, 4, 5]]}, chat=True)[2] == 5
 
 
@@ -166,8 +166,8 @@ def test_no_field_is_refused_here(prompt: object, session: object, user: object,
 
 def test_long_session_ids_that_begin_alike_are_different_sessions() -> None:
     ids = ["x" * 255, "x" * 256, *(f"{'x' * 300}{number}" for number in range(3))]
-    names = [session_name(one) for one in ids]
+    names = [read_session_name(one) for one in ids]
     assert len(set(names)) == len(ids)
     assert names[:2] == ids[:2]
     assert {len(name) for name in names[1:]} == {256}
-    assert [session_name(one.encode()) for one in ids] == names, "in the header as in the body"
+    assert [read_session_name(one.encode()) for one in ids] == names, "in the header as in the body"

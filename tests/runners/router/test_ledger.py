@@ -71,7 +71,7 @@ async def test_settle_counts_everything_noted_so_far() -> None:
         ledger.add_outcome(end(one, "aborted"))
     ledger.settle_records()
     assert (counts.picks, counts.count_status("aborted")) == (100, 100)
-    assert [row.request for row in ledger.latest_picks()] == [f"r-{seq}" for seq in range(80, 100)]
+    assert [row.request for row in ledger.list_latest_picks()] == [f"r-{seq}" for seq in range(80, 100)]
     await asyncio.sleep(0.1)  # its own turn finds nothing left to count twice
     assert counts.picks == 100
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
-from runners.router.whatif import what_if
+from runners.router.whatif import repeat_picks
 from runners.router.why import explain_picks
 from tests.runners.router.routers import Router, by, instances, router, until
 from tests.servers.backend import Backend
@@ -46,7 +46,7 @@ async def test_a_session_of_a_hot_instance_is_served_elsewhere_and_the_record_sa
         async with hot(routed, both) as (source, target):
             moved = await routed.post("s", prompt=OWN)
             assert (moved.status_code, by(moved)) == (200, target.name)
-            assert routed.owner_of("s") == target.name
+            assert routed.find_owner("s") == target.name
             assert by(await routed.post("s")) == target.name, "the binding followed"
             assert await routed.metric('migrations_total{status="recomputed"}') == 1
         records = await routed.records(7)
@@ -61,7 +61,7 @@ async def test_a_session_of_a_hot_instance_is_served_elsewhere_and_the_record_sa
     assert later.decision.reason == "bound"
     assert "no KV was moved" in explain_picks([record])[-1]
     log = read_log(tmp_path / "decisions.jsonl", "log")
-    assert what_if(log.records, make_policy("ear", EAR)).agreement == 1.0
+    assert repeat_picks(log.records, make_policy("ear", EAR)).agreement == 1.0
 
 
 async def test_a_migration_that_fails_leaves_the_session_where_it_is_and_is_counted_as_failed(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_a_migration_that_fails_leaves_the_session_where_it_is_and_is_coun
             target.status = 500
             answer = await routed.post("s", prompt=OWN)
             assert (answer.status_code, by(answer)) == (200, source.name), "served where its KV is"
-            assert routed.owner_of("s") == source.name
+            assert routed.find_owner("s") == source.name
             assert await routed.metric('migrations_total{status="failed"}') == 1
         records = await routed.records(7)
     first, again = [one for one in records if one.request.session == "s"][-2:]

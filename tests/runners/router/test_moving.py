@@ -16,7 +16,7 @@ from results.records.decisions import KvTransfer, RoutedOutcome
 from results.records.router_spec import Limits
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
-from runners.router.whatif import what_if
+from runners.router.whatif import repeat_picks
 from tests.runners.router.fake_transfers import DECODE_BODY, FakeMovement, FakeTransfers, fake_transport
 from tests.runners.router.routers import SHORT, Router, by, instances, router, until
 from tests.runners.router.test_migration import EAR, OWN, hot
@@ -91,7 +91,7 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
         answer = await on.asking
         assert (answer.status_code, by(answer)) == (200, on.target.name)
         assert on.target.seen[-1].json["prompt"] == OWN, "as the client sent it"
-        assert on.routed.owner_of("s") == on.target.name
+        assert on.routed.find_owner("s") == on.target.name
         assert await on.routed.metric('migrations_total{status="transferred"}') == 1
         await on.routed.metric("picks_total")
         assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
@@ -113,7 +113,7 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
     assert steps[1].transfer_s is not None
     log = read_log(tmp_path / "decisions.jsonl", "log")
     assert log.gaps == ()
-    assert what_if(log.records, make_policy("ear", EAR)).agreement == 1.0
+    assert repeat_picks(log.records, make_policy("ear", EAR)).agreement == 1.0
 
 
 @pytest.mark.parametrize("status", ["failed", "refused"])
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears
         assert on.movement.calls == ["abandoned: the client left"]
         assert len(on.target.seen) == seen
         assert on.routed.load(on.target.name).num_requests == 0
-        assert on.routed.owner_of("s") == on.source.name
+        assert on.routed.find_owner("s") == on.source.name
         assert on.routed.server.cluster.bindings.moving_to("s") == ""
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration) == ("aborted", "failed")
@@ -161,7 +161,7 @@ async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp
         assert (answer.status_code, by(answer)) == (200, on.source.name)
         assert len(on.movement.calls) == 1
         assert (f"removed {on.target.name}" in on.fake.calls) == (how == "removed")
-        assert on.routed.owner_of("s") == on.source.name
+        assert on.routed.find_owner("s") == on.source.name
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "failed")
 
@@ -231,11 +231,11 @@ async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_pat
     async with migrating(tmp_path) as on:
         second = await on.routed.post("s", prompt=OWN)
         assert by(second) == on.source.name, "its KV is still there"
-        assert on.routed.owner_of("s") == on.source.name
+        assert on.routed.find_owner("s") == on.source.name
         on.movement.finish("transferred")
         on.movement.settle_transfer()
         assert by(await on.asking) == on.target.name
-        assert on.routed.owner_of("s") == on.target.name
+        assert on.routed.find_owner("s") == on.target.name
         assert by(await on.routed.post("s", prompt=OWN)) == on.target.name
         assert len(on.fake.movements) == 1
     records = read_log(tmp_path / "decisions.jsonl", "log").records
@@ -318,7 +318,7 @@ async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp
         on.movement.finish("transferred")
         on.movement.settle_transfer()
         assert by(await on.asking) == on.source.name
-        assert on.routed.owner_of("s") == on.source.name
+        assert on.routed.find_owner("s") == on.source.name
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "transferred")
 

@@ -11,54 +11,60 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_by_instance, chain_key
+from runners.router.prefix_index import (
+    PrefixIndex,
+    count_cached_by_instance,
+    make_block_keys,
+    make_byte_keys,
+    make_chained_key,
+)
 from tests.examples import examples
 
 
 def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it() -> None:
-    assert block_keys(range(15), 16) == ()
-    one, two = block_keys(range(40), 16)
-    assert block_keys(range(16), 16) == (one,)
-    assert block_keys([9, *range(1, 40)], 16)[1] != two, "same second block below another first"
-    assert len(block_keys([7] * 64, 16)) == len(set(block_keys([7] * 64, 16))) == 4
-    assert chain_key(one, range(16, 32)) == two
-    assert chain_key(None, range(16)) == one
+    assert make_block_keys(range(15), 16) == ()
+    one, two = make_block_keys(range(40), 16)
+    assert make_block_keys(range(16), 16) == (one,)
+    assert make_block_keys([9, *range(1, 40)], 16)[1] != two, "same second block below another first"
+    assert len(make_block_keys([7] * 64, 16)) == len(set(make_block_keys([7] * 64, 16))) == 4
+    assert make_chained_key(one, range(16, 32)) == two
+    assert make_chained_key(None, range(16)) == one
 
 
 def test_keys_are_the_same_in_another_process() -> None:
-    code = "from runners.router.prefix_index import block_keys; print(block_keys(range(64), 16))"
+    code = "from runners.router.prefix_index import make_block_keys; print(make_block_keys(range(64), 16))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == str(block_keys(range(64), 16))
+    assert done.stdout.strip() == str(make_block_keys(range(64), 16))
 
 
 def test_ids_that_are_no_integers_are_refused() -> None:
     with pytest.raises(TypeError):
-        block_keys(["a"], 16)  # type: ignore[list-item]
+        make_block_keys(["a"], 16)  # type: ignore[list-item]
     with pytest.raises(OverflowError):
-        block_keys([1 << 64] * 16, 16)
+        make_block_keys([1 << 64] * 16, 16)
     with pytest.raises(OverflowError):
-        block_keys([-1] * 16, 16)
+        make_block_keys([-1] * 16, 16)
 
 
 def test_texts_have_keys_too() -> None:
-    assert byte_keys(b"x" * 130, 64) == byte_keys(b"x" * 128, 64)
-    assert byte_keys(b"x" * 63, 64) == ()
+    assert make_byte_keys(b"x" * 130, 64) == make_byte_keys(b"x" * 128, 64)
+    assert make_byte_keys(b"x" * 63, 64) == ()
 
 
 def test_a_prompts_last_token_is_never_cached() -> None:
     index = PrefixIndex(16)
-    keys = block_keys(range(48), 16)
+    keys = make_block_keys(range(48), 16)
     index.insert_keys(keys)
-    assert cached_by_instance({"a": index}, keys, 48) == {"a": 32}
-    assert cached_by_instance({"a": index}, block_keys(range(49), 16), 49) == {"a": 48}
-    assert cached_by_instance({"a": index}, (), 0) == {"a": 0}
+    assert count_cached_by_instance({"a": index}, keys, 48) == {"a": 32}
+    assert count_cached_by_instance({"a": index}, make_block_keys(range(49), 16), 49) == {"a": 48}
+    assert count_cached_by_instance({"a": index}, (), 0) == {"a": 0}
 
 
 def test_clearing_forgets_all() -> None:
     index = PrefixIndex(16)
-    index.insert_keys(block_keys(range(48), 16))
+    index.insert_keys(make_block_keys(range(48), 16))
     index.clear()
-    assert index.count_matching(block_keys(range(48), 16)) == 0
+    assert index.count_matching(make_block_keys(range(48), 16)) == 0
     with pytest.raises(ValueError):
         PrefixIndex(0)
 
@@ -89,7 +95,7 @@ def test_forged_keys_leave_the_index_whole(paths: list[list[int]], capacity: int
 def test_it_agrees_with_a_plain_lru_walked_block_by_block(seed: int, capacity: int) -> None:
     source = random.Random(seed)
     index, plain = PrefixIndex(1, capacity), OrderedDict[int, None]()
-    paths = [block_keys([source.randrange(2) for _ in range(source.randrange(1, 9))], 1) for _ in range(12)]
+    paths = [make_block_keys([source.randrange(2) for _ in range(source.randrange(1, 9))], 1) for _ in range(12)]
     for _ in range(60):
         path = source.choice(paths)
         walked = 0

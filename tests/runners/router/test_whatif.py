@@ -12,7 +12,7 @@ from runners.errors import RunnerError
 from runners.router.decision_log import read_log, read_logs
 from runners.router.policies import POLICIES, make_policy
 from runners.router.policies.policy import PolicyError
-from runners.router.whatif import what_if
+from runners.router.whatif import repeat_picks
 from tests.runners.router.logs import NEEDED, simulate, write_log
 
 
@@ -20,7 +20,7 @@ from tests.runners.router.logs import NEEDED, simulate, write_log
 def test_a_policy_agrees_with_its_own_log_read_back_from_disk(name: str, tmp_path: Path) -> None:
     log = read_log(write_log(tmp_path / "decisions.jsonl", simulate(name)), "log")
     assert log.gaps == ()
-    comparison = what_if(log.records, make_policy(name, NEEDED.get(name, {})))
+    comparison = repeat_picks(log.records, make_policy(name, NEEDED.get(name, {})))
     assert (comparison.picks, comparison.agreement, comparison.differences) == (40, 1.0, ())
     assert comparison.migrations[0] == comparison.migrations[1]
     assert bool(comparison.migrations[0]) == (name == "ear")
@@ -29,12 +29,12 @@ def test_a_policy_agrees_with_its_own_log_read_back_from_disk(name: str, tmp_pat
 
 def test_it_agrees_with_itself_although_picks_are_missing() -> None:
     records = [record for record in simulate("lmetric") if record.seq % 3]
-    assert what_if(records, make_policy("lmetric", {})).agreement == 1.0
+    assert repeat_picks(records, make_policy("lmetric", {})).agreement == 1.0
 
 
 def test_another_policy_differs_and_every_difference_is_told() -> None:
     records = simulate("round_robin")
-    comparison = what_if(records, make_policy("sticky", {}))
+    comparison = repeat_picks(records, make_policy("sticky", {}))
     assert 0 < comparison.agree < comparison.picks
     assert len(comparison.differences) == comparison.picks - comparison.agree
     assert sum(pair.picks for pair in comparison.reasons) == comparison.picks
@@ -48,42 +48,42 @@ def test_another_policy_differs_and_every_difference_is_told() -> None:
 
 def test_ties_take_turns_although_the_recorded_policy_never_advanced_them() -> None:
     records = simulate("sticky", in_flight=1, turns=1)
-    comparison = what_if(records, make_policy("lmetric", {}))
+    comparison = repeat_picks(records, make_policy("lmetric", {}))
     assert {name for name, (_, then) in comparison.shares.items() if then} == {"e0", "e1", "e2"}
 
 
 def test_it_counts_the_migrations_that_there_would_have_been() -> None:
-    comparison = what_if(simulate("sticky"), make_policy("ear", NEEDED["ear"]))
+    comparison = repeat_picks(simulate("sticky"), make_policy("ear", NEEDED["ear"]))
     assert comparison.migrations[0] == 0
     assert (
         comparison.migrations[1]
         == sum(pair.picks for pair in comparison.reasons if pair.instead_reason == "migrated")
         > 0
     )
-    stays = what_if(simulate("ear"), make_policy("ear", {"hot_tokens": 10**9, "cooldown_s": 5.0}))
+    stays = repeat_picks(simulate("ear"), make_policy("ear", {"hot_tokens": 10**9, "cooldown_s": 5.0}))
     assert stays.migrations[0] > stays.migrations[1] == 0
     assert {pair.recorded_reason for pair in stays.reasons if pair.differ} == {"migrated"}
 
 
 def test_owners_may_be_taken_from_who_served() -> None:
     records = simulate("round_robin", in_flight=1)
-    blind = what_if(records, make_policy("unified", {}))
+    blind = repeat_picks(records, make_policy("unified", {}))
     assert blind.unowned_turns == 30
     assert {pair.instead_reason for pair in blind.reasons} == {"cold"}
-    seeing = what_if(records, make_policy("unified", {}), "served")
+    seeing = repeat_picks(records, make_policy("unified", {}), "served")
     assert seeing.unowned_turns == 0
     assert "affinity" in {pair.instead_reason for pair in seeing.reasons}
 
 
 def test_cache_aware_policies_would_have_met_less_to_compute() -> None:
-    comparison = what_if(simulate("round_robin"), make_policy("leastwork", {}))
+    comparison = repeat_picks(simulate("round_robin"), make_policy("leastwork", {}))
     assert comparison.recorded_met.new_tokens is not None
     assert comparison.instead_met.new_tokens is not None
     assert comparison.instead_met.new_tokens < comparison.recorded_met.new_tokens
 
 
 def test_no_picks_give_no_agreement_instead_of_a_number() -> None:
-    comparison = what_if([], make_policy("lmetric", {}))
+    comparison = repeat_picks([], make_policy("lmetric", {}))
     assert (comparison.agreement, comparison.recorded_met.new_tokens) == (None, None)
 
 
@@ -99,7 +99,7 @@ def test_damaged_lines_are_named_and_the_rest_is_used(tmp_path: Path) -> None:
     reasons = " | ".join(gap.reason for gap in log.gaps)
     for part in ("line 5 is damaged", "line 8 is damaged", "line 10 is damaged", "decide_us", "3 picks are not in it"):
         assert part in reasons
-    assert what_if(log.records, make_policy("lmetric", {})).agreement == 1.0
+    assert repeat_picks(log.records, make_policy("lmetric", {})).agreement == 1.0
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_users_policy_that_fails_names_the_pick(tmp_path: Path) -> None:
     policy = make_policy(str(tmp_path / "mine.py"), {})
     records = simulate("lmetric")
     with pytest.raises(PolicyError, match="mine at pick 10: it names 'unknown'"):
-        what_if(records, policy)
+        repeat_picks(records, policy)
     nameless = msgspec.structs.replace(records[3], request=msgspec.structs.replace(records[3].request, session=""))
     with pytest.raises(PolicyError, match="pick 3: ZeroDivisionError"):
-        what_if([nameless], policy)
+        repeat_picks([nameless], policy)

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from results.measures.requests import latency_samples
+from results.measures.requests import collect_latency_samples
 from results.records.schemas import CellRecord
 from results.records.simulation_spec import EngineModel, StepTime
 from runners.cli import app
-from runners.cli.simulate import calibration_tables
+from runners.cli.simulate import make_calibration_tables
 from runners.errors import RunnerError
 from runners.simulator.calibrate import (
     STEEP,
@@ -165,7 +165,7 @@ def test_work_that_never_varies_is_time_of_the_step_and_not_of_what_it_happens_t
 def test_the_command_names_coefficients_that_the_steps_do_not_tell_apart(run: Path) -> None:
     calibration = replace(calibrate(run), not_told_apart=("decode_context_s",))
     console = Console(width=200, record=True, file=StringIO())
-    console.print(calibration_tables(calibration))
+    console.print(make_calibration_tables(calibration))
     assert "The steps do not tell decode_context_s apart from the others: 0." in console.export_text()
 
 
@@ -348,7 +348,7 @@ def test_a_simulated_cell_keeps_its_sends_and_is_measured_as_the_real_one(run: P
     model = EngineModel(StepTime(0.010, 0.0, 0.0), kv_capacity_tokens=100_000)
     simulated = simulate_cell(cell.requests, model)
     assert list(simulated["t_send_ns"]) == list(cell.requests["t_send_ns"])
-    samples = latency_samples(simulated, cell.record)
+    samples = collect_latency_samples(simulated, cell.record)
     assert samples["tpot_s"] == pytest.approx(np.full(samples["tpot_s"].size, 0.010), abs=1e-8)
     assert samples["ttft_s"].min() >= 0.010
 
@@ -359,7 +359,7 @@ def test_steps_of_a_simulation_vary_as_those_did_that_gave_the_fit(run: Path) ->
     model = EngineModel(StepTime(0.010, 0.0, 0.0), kv_capacity_tokens=100_000)
     slow_for_a_while = (0.5,) * 40 + (1.5,) * 40
     simulated = simulate_cell(cell.requests, model, ResidualNoise(slow_for_a_while, "any seed"))
-    tpot_s = latency_samples(simulated, cell.record)["tpot_s"]
+    tpot_s = collect_latency_samples(simulated, cell.record)["tpot_s"]
     assert (tpot_s.min(), tpot_s.max()) == (pytest.approx(0.005, rel=0.01), pytest.approx(0.015, rel=0.01))
 
 

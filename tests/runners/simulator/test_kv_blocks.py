@@ -34,7 +34,7 @@ class Blocks(RuleBasedStateMachine):
         keys = [10 * family + place + 1 for place in range(depth)]
         cached = keys[: self.blocks.match(keys)]
         lacking = depth - len(cached) + more
-        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+        if lacking + self.blocks.count_idle(cached) > self.blocks.free:
             return
         self.blocks.use(cached)
         assert self.blocks.take(lacking)
@@ -78,7 +78,7 @@ class Blocks(RuleBasedStateMachine):
     def no_request_comes_to_have_room_without_a_gain(self) -> None:
         for place, (keys, count) in enumerate(PROBES):
             cached = keys[: self.blocks.match(keys)]
-            has_room = count - len(cached) + self.blocks.idle_among(cached) <= self.blocks.free
+            has_room = count - len(cached) + self.blocks.count_idle(cached) <= self.blocks.free
             gains, had_room = self.seen.get(place, (0, True))
             assert had_room or not has_room or self.blocks.gains > gains
             self.seen[place] = self.blocks.gains, has_room

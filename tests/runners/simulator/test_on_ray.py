@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from results.records.events import CellState
-from results.records.layout import trial_layouts
+from results.records.layout import list_trial_layouts
 from runners.campaign.run_process import work
 from runners.campaign.start import create_run
 from runners.errors import ExitCode, RunnerError
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from runners.simulator.backends import LOCAL, LocalSimulations, is_backend, open_simulations
 from state.workspace import Workspace
 from tests.e2e.cli import view_of
@@ -45,7 +45,7 @@ def test_a_lost_nodes_tasks_run_again(tmp_path: Path, monkeypatch: pytest.Monkey
     cluster_utils: Any = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
     alone = create_run(Workspace(tmp_path / "alone"), plan_run())
-    assert work(alone, experiment_named, accept_changes=False) == ExitCode.DONE
+    assert work(alone, select_experiment, accept_changes=False) == ExitCode.DONE
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         worker = cluster.add_node(num_cpus=1)
@@ -63,13 +63,13 @@ def test_a_lost_nodes_tasks_run_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
         killer = threading.Thread(target=kill_worker)
         killer.start()
-        assert work(folder, experiment_named, accept_changes=False) == ExitCode.DONE
+        assert work(folder, select_experiment, accept_changes=False) == ExitCode.DONE
         killer.join()
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert killed
-    assert 0 < killed[0] < len(trial_layouts(folder))
+    assert 0 < killed[0] < len(list_trial_layouts(folder))
     assert {cell.state for cell in view_of(folder).cells.values()} == {CellState.DONE}
     cells, others = cells_of(alone), cells_of(folder)
     assert cells.keys() == others.keys()

@@ -19,7 +19,7 @@ from results.records.layout import TrialLayout, sha256
 from results.records.router_spec import HealthRules, InstanceSpec, Prewarm, TransferRules
 from results.records.rows import decode_rows
 from runners.router.policies import make_policy
-from runners.router.prefix_index import block_keys
+from runners.router.prefix_index import make_block_keys
 from runners.simulator.logged_run import CellParity, compare_run
 from runners.simulator.parity import OLD_LOG, LoggedRouter, Parity, compare_log
 from tests.goldens.fixture import ARCHIVE, HERE, unpack
@@ -71,7 +71,7 @@ class LiveLog:
         with_keys: bool = True,
     ) -> Parity:
         def keys_of(request: str) -> tuple[int, ...]:
-            return block_keys(self.prompts[request], BLOCK)
+            return make_block_keys(self.prompts[request], BLOCK)
 
         moved = TransferRules().min_tokens
         keys, why = (keys_of, "") if with_keys else (None, "for this test")

@@ -22,7 +22,7 @@ from results.records.simulation_spec import EngineModel, Link, SimulationSpec, S
 from results.records.turns import EngineSample, TurnRecord
 from runners.errors import RunnerError
 from runners.router.policies import POLICIES, make_policy
-from runners.simulator.engine_file import engine_names, read_engine
+from runners.simulator.engine_file import list_engine_names, read_engine
 from runners.simulator.messages import SimulationError, SimulationOutcome, SimulationTick, read_simulation_spec
 from runners.simulator.simulate import simulate
 from runners.trace.formats.tracon import write_trace
@@ -478,7 +478,7 @@ def test_a_wrong_key_of_an_engine_model_is_named_with_its_file(tmp_path: Path) -
         read_engine(str(path))
 
 
-@pytest.mark.parametrize("name", engine_names())
+@pytest.mark.parametrize("name", list_engine_names())
 def test_every_number_of_an_engine_model_has_a_source(name: str) -> None:
     engine = read_engine(name)
     parts = (engine.model, engine.model.step, engine.link)

@@ -12,7 +12,7 @@ from typing import Any
 
 from results.records.trace_lines import MAIN, Turn
 from runners.trace.formats.tracon import write_trace
-from runners.trace.session import Session, Trace, TraceFacts, session_fault
+from runners.trace.session import Session, Trace, TraceFacts, find_session_fault
 
 Row = dict[str, Any]
 
@@ -220,7 +220,7 @@ def assert_sound(trace: Trace) -> None:
     arrivals = [session.arrival_s for session in trace.sessions]
     assert arrivals[0] == 0
     assert arrivals == sorted(arrivals)
-    assert not any(session_fault(trace.facts, session) for session in trace.sessions)
+    assert not any(find_session_fault(trace.facts, session) for session in trace.sessions)
 
 
 def lines(rows: Sequence[Row]) -> bytes:

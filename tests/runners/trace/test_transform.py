@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from results.records.trace_lines import MAIN
 from runners.errors import RunnerError
-from runners.trace.session import Session, Trace, expected_hashes, shared_hashes
+from runners.trace.session import Session, Trace, count_expected_hashes, count_shared_hashes
 from runners.trace.synth import synthesize_trace
 from runners.trace.transform import (
     Arrivals,
@@ -47,7 +47,7 @@ def test_a_prompt_keeps_its_number_of_blocks_at_any_factor(
     new = scale_block(facts, tokens)
     scaled = scale_input(facts, new, input_tokens)
     assert scaled >= 1
-    assert expected_hashes(tail_rule, new, scaled) == expected_hashes(tail_rule, block, input_tokens)
+    assert count_expected_hashes(tail_rule, new, scaled) == count_expected_hashes(tail_rule, block, input_tokens)
 
 
 def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
@@ -74,7 +74,7 @@ def test_equal_prompts_stay_equal_and_share_as_many_blocks() -> None:
         for (a, b), (c, d) in zip(
             itertools.combinations(one.turns, 2), itertools.combinations(two.turns, 2), strict=True
         ):
-            assert shared_hashes(a.hashes, b.hashes) == shared_hashes(c.hashes, d.hashes)
+            assert count_shared_hashes(a.hashes, b.hashes) == count_shared_hashes(c.hashes, d.hashes)
 
 
 def test_times_and_outputs_have_factors_of_their_own() -> None:

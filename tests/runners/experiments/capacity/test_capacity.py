@@ -12,13 +12,13 @@ import pytest
 
 from results.records.events import CellState
 from results.records.layout import RunLayout
-from results.registry import results_named
+from results.registry import find_results
 from runners.campaign.exit_code import list_shortfalls
 from runners.campaign.experiment import NOT_NEEDED, RunOptions
 from runners.campaign.run_process import work
-from runners.campaign.start import Prepared, create_run, options_of, prepare_run
+from runners.campaign.start import Prepared, create_run, prepare_run, rebuild_options
 from runners.errors import RunnerError
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from state.workspace import Workspace
 from tests.e2e.cli import view_of
 from tests.runners.experiments.simulated_runs import kill_midway, run_whole, work_off
@@ -47,7 +47,7 @@ def plan_search(*settings: str, **options: object) -> Prepared:
         instances=2,
         **options,  # type: ignore[arg-type]
     )
-    return prepare_run(experiment_named("capacity"), asked, need_engine=True)
+    return prepare_run(select_experiment("capacity"), asked, need_engine=True)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_points_that_the_search_did_not_need_are_no_shortfall(folder: Path) -> N
 
 def test_the_report_is_made_again_from_the_folder(folder: Path) -> None:
     before = RunLayout(folder).report_md.read_bytes()
-    results_named("capacity").write(folder)
+    find_results("capacity").write(folder)
     assert RunLayout(folder).report_md.read_bytes() == before
 
 
@@ -119,7 +119,9 @@ def test_a_point_writes_no_decision_log(home: Path, tmp_path: Path, monkeypatch:
 
     module = "runners.experiments.capacity.experiment.shutil"
     monkeypatch.setattr(module, SimpleNamespace(rmtree=note_files))
-    work(create_run(Workspace(tmp_path), plan_search("search.max_instances=2")), experiment_named, accept_changes=False)
+    work(
+        create_run(Workspace(tmp_path), plan_search("search.max_instances=2")), select_experiment, accept_changes=False
+    )
     assert len(written) >= 3
     for names in written:
         assert "metrics.jsonl" in names
@@ -132,7 +134,7 @@ def test_a_trace_file_is_replayed_whole_at_its_own_pace(folder: Path) -> None:
     plan = prepare(asked).plan
     assert plan.inputs["grid"]["trace"]["sessions"] == 0
     assert plan.inputs["grid"]["replay"]["time_scale"] == 1.0
-    again = prepare(options_of(plan)).plan
+    again = prepare(rebuild_options(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 
@@ -170,7 +172,7 @@ def test_the_label_of_a_policy_with_pools_states_no_split() -> None:
     )
     plan = prepare(asked).plan
     assert list(plan.inputs["search"]["searches"]) == ["kv_aware"]
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint == plan.fingerprint
 
 
 @pytest.mark.parametrize("other", ['name = "kv_aware"', 'name = "unified", label = "kv aware"'])

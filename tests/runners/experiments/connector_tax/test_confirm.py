@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from launch.profile import load_profile
 from results.records.plan import CellPlan, RunPlan
 from runners.campaign.experiment import RunOptions
-from runners.experiments.connector_tax.confirm import draw_blocks, latin_square, list_loads
+from runners.experiments.connector_tax.confirm import draw_blocks, draw_latin_square, list_loads
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from tests.runners.prepared import prepare
 
@@ -31,7 +31,7 @@ def confirm_cells(plan: RunPlan) -> list[CellPlan]:
 @given(st.integers(1, 12), st.integers(0, 2**32))
 def test_a_square_has_every_name_once_in_every_row_and_column(size: int, seed: int) -> None:
     names = [f"config{number}" for number in range(size)]
-    square = latin_square(names, random.Random(seed))
+    square = draw_latin_square(names, random.Random(seed))
     assert all(sorted(row) == sorted(names) for row in square)
     assert all(sorted(column) == sorted(names) for column in zip(*square, strict=True))
 

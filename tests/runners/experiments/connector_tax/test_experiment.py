@@ -121,9 +121,9 @@ def test_a_config_that_failed_its_pre_flight_is_not_measured(tmp_path: Path, sub
         store.append(CellChanged("preflight/nixl_both", CellState.RUNNING, 1))
         store.append(CellChanged("preflight/nixl_both", CellState.FAILED, 1, "no transfer was seen"))
         view = store.view()
-    assert "no transfer was seen" in subject.experiment.why_skip(CELLS["phase-a/nixl_both/r4"], view)
-    assert subject.experiment.why_skip(CELLS["phase-a/plain/r4"], view) == ""
-    assert subject.experiment.why_skip(CELLS["analysis/report"], view) == ""
+    assert "no transfer was seen" in subject.experiment.explain_skip(CELLS["phase-a/nixl_both/r4"], view)
+    assert subject.experiment.explain_skip(CELLS["phase-a/plain/r4"], view) == ""
+    assert subject.experiment.explain_skip(CELLS["analysis/report"], view) == ""
 
 
 @pytest.mark.parametrize("given", ["3", "confirm"])

@@ -18,7 +18,7 @@ from results.records.lifecycle_cells import DiscardedMeasurement, LifecycleReque
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
-from runners.experiments.pd_lifecycle.artifacts import adopt_cell, publish_cell, why_degraded
+from runners.experiments.pd_lifecycle.artifacts import adopt_cell, explain_degraded, publish_cell
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import FakeBench
 from tests.runners.experiments.pd_lifecycle.test_cell import SHAPE, cell, grid
@@ -73,7 +73,7 @@ def write_samples(run: Path, *moments: tuple[int, str]) -> None:
 
 
 async def test_a_cell_has_the_gpu_samples_of_its_handovers(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pd_lifecycle_artifacts, "_span_ns", lambda _measurements: (5, 9))
+    monkeypatch.setattr(pd_lifecycle_artifacts, "_find_span_ns", lambda _measurements: (5, 9))
     here = cell(SHAPE).cell
     write_samples(run, (4, here), (6, here), (8, here), (7, "another"))
     await finish(run)
@@ -152,14 +152,14 @@ async def test_a_new_attempt_replaces_all_of_the_old_one(run: Path) -> None:
 
 async def test_a_phase_that_was_not_measured_and_phases_that_do_not_add_up_degrade_the_cell(run: Path) -> None:
     _, measurements = await finish(run)
-    assert why_degraded(measurements) == ""
+    assert explain_degraded(measurements) == ""
     record = measurements.records[4]
     broken = {**record.breakdown_ms, "rdma_transfer": None}
     gaps = {"rdma_transfer": "the probe was blind"}
     measurements.records[4] = dataclasses.replace(record, breakdown_ms=broken, gaps=gaps)
-    assert why_degraded(measurements) == "not measured: rdma_transfer (the probe was blind)"
+    assert explain_degraded(measurements) == "not measured: rdma_transfer (the probe was blind)"
     measurements.records[4] = dataclasses.replace(record, client_residual_share=-0.08)
-    assert why_degraded(measurements) == "the sum of the phases differs from E2E by up to 8 %"
+    assert explain_degraded(measurements) == "the sum of the phases differs from E2E by up to 8 %"
     measurements.records[4] = record
     measurements.records[1] = dataclasses.replace(measurements.records[1], residual_share=0.5)
-    assert why_degraded(measurements) == "", "a warm-up says nothing about the cell"
+    assert explain_degraded(measurements) == "", "a warm-up says nothing about the cell"

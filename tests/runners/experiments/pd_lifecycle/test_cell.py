@@ -20,7 +20,7 @@ from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
-from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
+from runners.experiments.pd_lifecycle.grid import Expected, Grid, make_shape_params
 from runners.experiments.pd_lifecycle.static_pd_or_combined import COLO, HANDOVER, PLAIN
 from tests.examples import examples
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import BLOCK, FakeBench, FakeEngine
@@ -33,7 +33,7 @@ def grid(**changed: Any) -> Grid:
 
 
 def cell(shape: RequestConfig, place: int = 0, trial: int = 0) -> CellPlan:
-    params = {**params_of(shape), "position": place, "turn": place, "load_seed": 1, "why_not": ""}
+    params = {**make_shape_params(shape), "position": place, "turn": place, "load_seed": 1, "why_not": ""}
     name = f"sweep/{shape.label}" + (f"/t{trial}" if trial else "")
     return CellPlan(name, "sweep", "lifecycle", "mooncake_both", shape.label, params, 1.0, trial)
 

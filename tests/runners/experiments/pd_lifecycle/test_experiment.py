@@ -189,13 +189,13 @@ def test_nothing_is_measured_with_a_config_or_a_probe_that_did_not_pass(
 ) -> None:
     experiment = host.experiment(grid(configs=("mooncake_producer", "mooncake_consumer")))
     seen = {name: SimpleNamespace(state=state, reason="because") for name, state in cells.items()}
-    assert experiment.why_skip(CELLS[0], cast(RunView, SimpleNamespace(cells=seen))) == named
+    assert experiment.explain_skip(CELLS[0], cast(RunView, SimpleNamespace(cells=seen))) == named
 
 
 def test_a_cell_beyond_the_context_is_skipped_with_the_plans_reason(host: Host) -> None:
     plan = CellPlan("sweep/x", "sweep", "lifecycle", "mooncake_both", "x", {"why_not": "too long"}, 0.0)
     view = cast(RunView, SimpleNamespace(cells={}))
-    assert host.experiment(grid()).why_skip(plan, view) == "too long"
+    assert host.experiment(grid()).explain_skip(plan, view) == "too long"
 
 
 async def test_an_engine_that_does_not_say_what_was_cached_is_no_evidence(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
 from results.records.plan import CellPlan
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import options_of
+from runners.campaign.start import rebuild_options
 from runners.errors import RunnerError
-from runners.experiments.engine_choice import counting_profile
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
+from runners.experiments.engine_choice import make_counting_profile
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, read_shape
 from runners.experiments.pd_lifecycle.plan import list_cells
 from runners.experiments.pd_lifecycle.static_pd_or_combined import COLO, HANDOVER, PLAIN
 from tests.runners.prepared import prepare
@@ -31,7 +31,7 @@ def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
 
 
 def cells_of(of: Grid, seed: int = 1) -> list[CellPlan]:
-    return list_cells(of, counting_profile(CPU, of.engine), seed)
+    return list_cells(of, make_counting_profile(CPU, of.engine), seed)
 
 
 def sweep(cells: Iterable[CellPlan]) -> list[CellPlan]:
@@ -40,7 +40,7 @@ def sweep(cells: Iterable[CellPlan]) -> list[CellPlan]:
 
 def test_the_specifications_grid_is_there_whole() -> None:
     plan = prepare(RunOptions(EXPERIMENT, H20, "full")).plan
-    shapes = [shape_of(cell) for cell in sweep(plan.cells) if cell.trial == 0]
+    shapes = [read_shape(cell) for cell in sweep(plan.cells) if cell.trial == 0]
     assert len(shapes) == 144
     assert len(sweep(plan.cells)) == 3 * 144
     assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
@@ -88,7 +88,7 @@ def test_a_trial_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid)
 
 
 def _check_trial(of: Grid, cells: list[CellPlan]) -> None:
-    shapes = [shape_of(cell) for cell in cells]
+    shapes = [read_shape(cell) for cell in cells]
     assert set(shapes) == {
         RequestConfig(prior, new, output)
         for prior in of.prior_context
@@ -108,7 +108,7 @@ def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() ->
     """Else the effects of C, N and O could not be separated from the time since the engines started."""
     plans = [sweep(cells_of(grid("full", ["trials=3"]), seed)) for seed in range(3)]
     assert plans[1] == sweep(cells_of(grid("full", ["trials=3"]), 1))
-    orders = [[shape_of(cell) for cell in cells if cell.trial == trial] for cells in plans for trial in range(3)]
+    orders = [[read_shape(cell) for cell in cells if cell.trial == trial] for cells in plans for trial in range(3)]
     assert len({tuple(shape.key for shape in order) for order in orders}) == 9, "each trial draws its own order"
     firsts = {order[0].prior_context for order in orders}
     assert len(firsts) > 2
@@ -163,7 +163,7 @@ def test_what_is_first_can_be_fixed_and_is_in_the_plan() -> None:
 @given(of=_grids)
 def test_a_cell_beyond_the_engines_context_is_in_the_plan_with_its_reason_and_costs_nothing(of: Grid) -> None:
     for cell in sweep(cells_of(of)):
-        fits = shape_of(cell).tokens <= CPU.engine.max_model_len
+        fits = read_shape(cell).tokens <= CPU.engine.max_model_len
         assert bool(cell.params["why_not"]) != fits
         assert (cell.estimated_s > 0) == fits
 
@@ -240,4 +240,4 @@ def test_the_trials_are_those_of_the_command_and_the_third_engine_can_be_left_ou
     assert {cell.params["plain"] for cell in cells} == {""}
     assert prepared.plan.configs == ("mooncake_both",)
     assert prepared.draft.ports == 4
-    assert prepare(options_of(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint
+    assert prepare(rebuild_options(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint

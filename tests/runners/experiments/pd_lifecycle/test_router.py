@@ -20,7 +20,7 @@ from results.records.decisions import DecisionRecord
 from results.records.router_spec import RouterSpec
 from runners.campaign.context import RunContext
 from runners.experiments.pd_lifecycle.bench import Draw, build_router_spec, warm_up
-from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, completion_body
+from runners.experiments.pd_lifecycle.one_at_a_time import OneAtATime, build_completion_body
 from runners.experiments.pd_lifecycle.static_pd_or_combined import ALONE, COLO, COMBINED, HANDOVER, PLAIN
 from runners.router.server.process import RouterProcess
 from runners.samplers.engine_counters import CacheShape
@@ -123,7 +123,7 @@ async def test_each_kind_of_request_reaches_its_engine_and_no_other(tmp_path: Pa
                 draw = Draw(1, 0, 256)
                 warm_ups = await warm_up(client, [HANDOVER, COLO, PLAIN], draw, "m", 2 * BLOCK)
                 for name in named:
-                    exchange = await client.send_request(name, completion_body("m", [7] * 3 * BLOCK, 1))
+                    exchange = await client.send_request(name, build_completion_body("m", [7] * 3 * BLOCK, 1))
                     assert exchange.http_status == 200, exchange.error
             await router.end()
         assert (len(prefill.transfer_requests), len(decode.transfer_requests)) == (3, 3)

@@ -24,7 +24,13 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import CellOutcome
 from runners.errors import CellFailed
 from runners.experiments.first_error import first_error
-from runners.experiments.routing.artifacts import Replayed, describe_engine, publish_cell, trial_layout, why_degraded
+from runners.experiments.routing.artifacts import (
+    Replayed,
+    describe_engine,
+    explain_degraded,
+    find_trial_layout,
+    publish_cell,
+)
 from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
@@ -118,7 +124,7 @@ class Subject:
     def __init__(self, root: Path) -> None:
         self.context = run_context(root)
         self.folder = root / "attempts" / "cell" / "1"
-        self.layout: TrialLayout = trial_layout(self.context, CELL)
+        self.layout: TrialLayout = find_trial_layout(self.context, CELL)
         self.experiment = Routing(GRID, self.context)
         written = TrialLayout(self.folder)
         lines(written.metrics, turn(0, "e0"), turn(1, "e1"))
@@ -247,8 +253,8 @@ def test_a_replay_that_ended_early_is_degraded_and_counts_what_was_never_sent(su
 
 
 def test_why_a_cell_is_degraded_is_said_in_full() -> None:
-    assert why_degraded(outcome()) == ""
-    assert "other lengths" in why_degraded(outcome(wrong_length=2))
+    assert explain_degraded(outcome()) == ""
+    assert "other lengths" in explain_degraded(outcome(wrong_length=2))
 
 
 def test_a_replay_without_a_completed_turn_fails_with_the_first_error(subject: Subject) -> None:

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from launch.profile import load_profile
-from results.records.layout import trial_layouts
+from results.records.layout import list_trial_layouts
 from results.routing.scale import MIN_HOT_PER_INSTANCE, MIN_TURNS
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import options_of
+from runners.campaign.start import rebuild_options
 from runners.experiments.routing.engine_model import describe_model, shape_model
 from runners.experiments.routing.grid import EXPERIMENT, Grid, is_drawn, read_grid
 from runners.experiments.routing.plan import TRIALS
@@ -46,7 +46,7 @@ def test_each_simulates_eight_instances_with_traces_of_their_own_in_each_trial(p
     prepared = prepare(RunOptions(EXPERIMENT, H20, preset))
     assert not prepared.draft.needs_engine
     assert prepared.plan.inputs["simulated"]
-    assert prepare(options_of(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint
+    assert prepare(rebuild_options(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint
 
 
 @pytest.mark.parametrize("preset", RECORDED)
@@ -201,7 +201,7 @@ def test_a_trace_of_mooncakes_format_runs_in_its_own_blocks(tmp_path: Path) -> N
         policies=("unified", "static PD-disagg 6P+2D"),
     )  # fmt: skip
     folder = run_whole(tmp_path / "runs", tmp_path / "home", lambda: prepare(asked))
-    cells = [json.loads(layout.cell.read_bytes()) for layout in trial_layouts(folder)]
+    cells = [json.loads(layout.cell.read_bytes()) for layout in list_trial_layouts(folder)]
     assert len(cells) == 6
     assert {engine["block_tokens"] for cell in cells for engine in cell["engines"]} == {512}
     assert {cell["trace"]["requests"] for cell in cells} == {8}

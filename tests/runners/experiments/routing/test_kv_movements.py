@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
-from runners.experiments.routing.artifacts import count_movements, movement_headline
+from runners.experiments.routing.artifacts import count_movements, make_movement_headline
 
 MS = 1_000_000
 
@@ -44,7 +44,7 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
         "uncounted": 1,
         "transfer_mean_s": pytest.approx(0.040),
     }
-    assert movement_headline(moved_kv) == {
+    assert make_movement_headline(moved_kv) == {
         "migrations_failed": 1,
         "migrations_recomputed": 1,
         "migrations_transferred": 2,
@@ -58,7 +58,7 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
 def test_a_cell_in_which_nothing_was_to_be_moved_says_nothing_of_it() -> None:
     nothing = count_movements([record(), record()])
     assert msgspec.to_builtins(nothing) == {}
-    assert movement_headline(nothing) == {}
+    assert make_movement_headline(nothing) == {}
 
 
 def test_what_was_not_counted_is_not_nothing() -> None:

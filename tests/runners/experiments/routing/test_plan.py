@@ -23,11 +23,11 @@ from results.records.plan import CellPlan
 from results.records.router_spec import TransferRules
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import find_changes
-from runners.campaign.start import options_of
-from runners.cli.tables import plan_tables
+from runners.campaign.start import rebuild_options
+from runners.cli.tables import make_plan_tables
 from runners.errors import RunnerError
-from runners.experiments.engine_choice import EngineChoice, counting_profile
-from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, ReplayChoice, read_grid, slug
+from runners.experiments.engine_choice import EngineChoice, make_counting_profile
+from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, ReplayChoice, make_slug, read_grid
 from runners.experiments.routing.plan import list_cells, note_transfer_rules
 from runners.trace.synth import open_synthetic, synthesize_trace
 from state.events import decode, encode
@@ -297,7 +297,7 @@ def test_a_plan_says_in_words_what_an_arm_does_with_kv() -> None:
         "EAR, soon: transfer.timeout_s = 2.0, elsewhere 10.0",
     ]
     prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("EAR.moves_kv=false",)))
-    assert "EAR: no KV is moved" in rendered(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
+    assert "EAR: no KV is moved" in rendered(make_plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
 
 
 def rendered(shown: RenderableType) -> str:
@@ -331,12 +331,12 @@ def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() ->
         'engine.env.SOME_LIMIT="7"',
     ]
     of = grid("smoke", settings=settings)
-    engine = counting_profile(CPU, of.engine).engine
+    engine = make_counting_profile(CPU, of.engine).engine
     assert engine.extra_args[-4:] == ("--scheduling-policy", "priority", "--max-num-seqs", "64")
     assert engine.env == CPU.engine.env | of.engine.env
     assert engine.env["SOME_LIMIT"] == "7"
     assert of.transfer_rules(of.policies[0]).priority == -1
-    unchanged = counting_profile(CPU, EngineChoice()).engine.extra_args
+    unchanged = make_counting_profile(CPU, EngineChoice()).engine.extra_args
     assert not {"--scheduling-policy", "--max-num-seqs"} & {*unchanged}
 
 
@@ -429,7 +429,7 @@ def test_a_policy_that_needs_pools_gets_them() -> None:
 
 @given(st.text(min_size=1, max_size=40))
 def test_a_label_is_safe_in_a_file_name(label: str) -> None:
-    assert not set(slug(label)) & set("/\\ :*?\"'<>|\0")
+    assert not set(make_slug(label)) & set("/\\ :*?\"'<>|\0")
 
 
 def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
@@ -447,14 +447,14 @@ def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
     )
     plan = prepare(options).plan
     assert {cell.label for cell in replays(plan.cells)} == {"lmetric", "mine bias=0.5"}
-    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint == plan.fingerprint
     own.write_text(POLICY_OF_ONES_OWN + "\n# changed\n")
-    assert prepare(options_of(plan)).plan.fingerprint != plan.fingerprint
+    assert prepare(rebuild_options(plan)).plan.fingerprint != plan.fingerprint
 
 
 def test_the_presets_engines_are_the_runs_engines() -> None:
     of = grid("smoke")
-    settings = counting_profile(CPU, of.engine).engine
+    settings = make_counting_profile(CPU, of.engine).engine
     assert settings.block_size == of.engine.block_size == 32
     assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke")).plan
@@ -574,5 +574,5 @@ def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
     assert old.count("leg_priority") == 2 + len(replays(plan.cells)), "grid, setting, and each cell"
     stored = decode("run_planned", old)
     assert isinstance(stored, RunPlanned)
-    assert find_changes(stored.plan, prepare(options_of(stored.plan)).plan) == ""
+    assert find_changes(stored.plan, prepare(rebuild_options(stored.plan)).plan) == ""
     assert {cell.params["transfer"]["priority"] for cell in replays(stored.plan.cells)} == {-2}

@@ -11,7 +11,7 @@ from results.records.events import RunChanged, RunState
 from results.records.layout import RunLayout
 from results.records.percent import format_percent
 from results.routing.launch_noise import TrialNoise
-from results.statistics.pairwise import detectable_pair
+from results.statistics.pairwise import compute_detectable_pair
 from runners.campaign.experiment import RunOptions
 from runners.experiments.routing.grid import EXPERIMENT
 from runners.experiments.routing.precision import describe_precision
@@ -36,7 +36,7 @@ def test_without_a_finished_run_of_the_profile_no_sigma_is_named(tmp_path: Path)
     unknown, multiples = describe_precision(PLAN, Workspace(tmp_path))
     assert f"no finished run of this profile in {tmp_path} has 3 trials" in unknown
     for trials in (3, 5, 10):
-        assert f"{detectable_pair(1.0, trials, POLICIES):.2f} sigma with {trials}" in multiples
+        assert f"{compute_detectable_pair(1.0, trials, POLICIES):.2f} sigma with {trials}" in multiples
 
 
 def test_the_newest_run_that_measured_sigma_gives_it(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_newest_run_that_measured_sigma_gives_it(tmp_path: Path) -> None:
     RunLayout(tmp_path / "20260103-000000-unread").verdicts_json.write_bytes(b"{")
     sigma, effects, needed = describe_precision(PLAN, Workspace(tmp_path))
     assert sigma.startswith("Sigma between launches: TTFT p90 10.5 % (20260102-000000-new, preset ")
-    least = math.expm1(detectable_pair(0.1, 5, POLICIES))
+    least = math.expm1(compute_detectable_pair(0.1, 5, POLICIES))
     assert f"{format_percent(least)} with 5" in effects
     assert needed.startswith("A difference of 10 % takes ")
 

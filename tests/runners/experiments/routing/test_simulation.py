@@ -25,7 +25,7 @@ from results.records.events import (
     PaceChosen,
     RouterSampled,
 )
-from results.records.layout import RunLayout, TrialLayout, sha256, trial_layouts
+from results.records.layout import RunLayout, TrialLayout, list_trial_layouts, sha256
 from results.records.turns import TraceRecord
 from results.routing.analyze import analyze
 from results.routing.compare import build_comparable
@@ -35,7 +35,7 @@ from runners.campaign.start import Prepared, create_run, prepare_run, require_pa
 from runners.cli.asking import ask_run
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.engine_choice import EngineChoice
-from runners.experiments.registry import experiment_named
+from runners.experiments.registry import select_experiment
 from runners.experiments.routing.engine_model import read_models, shape_model
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.simulation import make_simulation_spec
@@ -69,7 +69,7 @@ def plan_run(*settings: str, profile: str = "h20-qwen3-coder-30b", **options: ob
         settings=(*SETTINGS, *settings),
         **chosen,
     )
-    return prepare_run(experiment_named("routing"), asked, need_engine=True)
+    return prepare_run(select_experiment("routing"), asked, need_engine=True)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, home: Path) -> Path:
 
 def cells_of(folder: Path) -> dict[str, TrialLayout]:
     """By policy and trial: runs of two days have other names."""
-    return {f"{layout.root.parent.name[9:]}/{layout.root.name}": layout for layout in trial_layouts(folder)}
+    return {f"{layout.root.parent.name[9:]}/{layout.root.name}": layout for layout in list_trial_layouts(folder)}
 
 
 def test_it_has_the_stages_of_a_replay_alone_and_starts_no_engine(folder: Path) -> None:
@@ -289,7 +289,9 @@ def test_the_options_of_a_simulation_survive_in_the_plan() -> None:
 
 def test_what_is_simulated_anyway_keeps_the_engine_model_of_its_preset() -> None:
     def name_engine(**options: Any) -> str:
-        return prepare(RunOptions("routing", preset="fleet", simulated=True, **options)).draft.grid.simulation.engine
+        return str(
+            prepare(RunOptions("routing", preset="fleet", simulated=True, **options)).draft.grid.simulation.engine
+        )
 
     assert name_engine(profile="h200-qwen3-coder-30b-dummy").startswith("h200-")
     assert name_engine(profile="h20-qwen3-coder-30b", engine="h20-qwen3-coder-30b-a3b") == "h20-qwen3-coder-30b-a3b"
@@ -325,7 +327,7 @@ def test_a_run_ends_with_the_engine_model_that_it_began_with(
     folder = create_run(Workspace(tmp_path / "runs"), plan_run(engine=str(path), policies=("EAR",), trials=1))
     monkeypatch.setattr("runners.experiments.routing.simulation.require_trace", damage_model)
     work_off(folder)
-    (cell,) = trial_layouts(folder)
+    (cell,) = list_trial_layouts(folder)
     for file in (cell.cell, cell.config):
         assert json.loads(file.read_bytes())["simulated"].startswith(title)
 

@@ -12,7 +12,7 @@ from results.records.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import TraceChoice
 from runners.experiments.routing.trace import prepare_trace, require_trace
-from runners.load.block_prompts import BlockShape, prompt_ids
+from runners.load.block_prompts import BlockShape, make_prompt_ids
 from runners.trace.formats import read_trace
 
 
@@ -55,7 +55,7 @@ def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_sa
     prompts = [
         (
             session.turns[-1].hashes,
-            prompt_ids(shape, session.session, len(session.turns) - 1, session.turns[-1]).tolist(),
+            make_prompt_ids(shape, session.session, len(session.turns) - 1, session.turns[-1]).tolist(),
         )
         for session in trace.sessions
     ]

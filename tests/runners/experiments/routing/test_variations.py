@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from results.records.layout import RunLayout, trial_layouts
+from results.records.layout import RunLayout, list_trial_layouts
 from results.routing.analyze import analyze
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import Prepared, options_of
+from runners.campaign.start import Prepared, rebuild_options
 from runners.errors import RunnerError
 from runners.experiments.routing.variations import vary_engine
 from runners.simulator.engine_file import read_engine
@@ -114,13 +114,13 @@ def test_every_policy_is_planned_again_under_each_variation_that_changes_it() ->
     scales = {one.get("variation", ""): one["time_scale"] for one in params}
     assert scales["arrival_rate*1.3"] == pytest.approx(scales[""] / 1.3)
     assert {one["parameters"]["hot_tokens"] for one in by_variation["hot_tokens*1.3"]} == {5200}
-    again = prepare(options_of(plan)).plan
+    again = prepare(rebuild_options(plan)).plan
     assert again.fingerprint == plan.fingerprint
 
 
 def read_turns(folder: Path) -> dict[str, bytes]:
     """The turns of each policy's trial."""
-    layouts = trial_layouts(folder)
+    layouts = list_trial_layouts(folder)
     return {json.loads(one.cell.read_bytes())["label"]: one.metrics.read_bytes() for one in layouts}
 
 
@@ -141,7 +141,7 @@ def test_a_policy_that_a_variation_does_not_change_is_judged_by_its_cells_withou
     setting = 'sensitivity.coefficients=["bytes_per_s"]'
     planned = partial(plan_run, setting, policies=("unified", "sticky", "EAR"))
     folder = run_whole(tmp_path / "runs", tmp_path / "home", planned)
-    assert len(trial_layouts(folder)) == (3 + 2 * 1) * 3
+    assert len(list_trial_layouts(folder)) == (3 + 2 * 1) * 3
     verdicts = json.loads(RunLayout(folder).verdicts_json.read_bytes())
     rows = {row["name"]: row for row in verdicts["conditional_claims"]}
     alike = rows["log: unified keeps more than sticky"]
@@ -237,7 +237,7 @@ def test_the_report_is_of_the_models_own_values_and_says_what_each_claim_hangs_o
     assert {row["label"] for row in aggregate["policies"]} == {
         "unified", "EAR", "EAR, KV not moved", "EAR (migration only)"
     }  # fmt: skip
-    assert len(trial_layouts(folder)) == 4 * 4 * 3
+    assert len(list_trial_layouts(folder)) == 4 * 4 * 3
     assert "Claims over the coefficients of the engine model" in layout.report_md.read_text()
     assert (layout.figures / "figure_9c.svg").is_file()
 
@@ -246,7 +246,7 @@ def test_slower_prefills_are_slower(folder: Path) -> None:
     """The variation reaches the engines: the trace is the same."""
     values: dict[str, float] = {}
     models: dict[str, str] = {}
-    for layout in trial_layouts(folder):
+    for layout in list_trial_layouts(folder):
         record = json.loads(layout.cell.read_bytes())
         if record["policy"] == "unified" and record["trial"] == 0:
             summary = json.loads(layout.summary.read_bytes())

@@ -12,11 +12,11 @@ from results.records.live import LiveLatency
 from results.records.migrations import TickMigration
 from results.records.plan import CellPlan
 from runners.campaign.engine_group import Member
-from runners.experiments.routing.watch import EngineFacts, Watch, migration_changed, routed_line, router_sampled
+from runners.experiments.routing.watch import EngineFacts, Watch, make_routed_line, migration_changed, router_sampled
 from runners.load.replay_messages import AnsweredBy, ReplayTick
 from runners.router.messages import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
-from state.routing import routing_after
+from state.routing import fold_sample_into_routing
 
 MEMBERS = tuple(
     Member(name, "both", cast(object, SimpleNamespace(name=engine, alive=lambda: True)), Path(name), None)  # type: ignore[arg-type]
@@ -34,7 +34,7 @@ def sampled(second: int, picks: tuple[int, ...]) -> RouterSampled:
     latest = tuple(TickPick(n * S, f"r-{n}", "s", "e0", "affinity") for n in picks)
     tick = RouterTick(second * S, "lmetric", loads, 5, {"affinity": 10}, latest, 0, 0)
     facts = {member.name: EngineFacts(member.role, member.engine.name) for member in MEMBERS}
-    lines = tuple(routed_line(pick, 1_000.0 + pick.t_ns / S) for pick in latest)
+    lines = tuple(make_routed_line(pick, 1_000.0 + pick.t_ns / S) for pick in latest)
     return router_sampled("trials/lmetric/t0", tick, facts, LATENCY, lines)
 
 
@@ -54,8 +54,8 @@ def test_the_journal_knows_the_router_s_counters_and_the_run_s_engines() -> None
 
 
 def test_a_pick_that_two_ticks_tell_is_one_decision() -> None:
-    first = routing_after(None, sampled(3, (1, 2)), 1_003.0, 1)
-    second = routing_after(first, sampled(4, (1, 2, 3)), 1_004.0, 1)
+    first = fold_sample_into_routing(None, sampled(3, (1, 2)), 1_003.0, 1)
+    second = fold_sample_into_routing(first, sampled(4, (1, 2, 3)), 1_004.0, 1)
     assert [line.request for line in second.lines] == ["r-1", "r-2", "r-3"]
 
 
@@ -89,7 +89,7 @@ def test_migrations_come_before_the_second_they_fell_in(tmp_path: Path) -> None:
     with Watch(
         cell, MEMBERS, {}, tmp_path / "engines.jsonl", lambda *events: appended.extend(events), asyncio.Event()
     ) as w:
-        w.router_tick(tick)
+        w.note_router_tick(tick)
     assert [getattr(event, "phase", event.kind) for event in appended] == ["started", "failed", "router_sampled"]
 
 
@@ -106,7 +106,7 @@ def test_an_engine_is_told_with_what_the_client_saw_of_it(tmp_path: Path) -> Non
     with Watch(
         cell, MEMBERS, samplers, tmp_path / "engines.jsonl", lambda *events: appended.extend(events), asyncio.Event()
     ) as w:
-        w.replay_tick(tick)
+        w.note_replay_tick(tick)
     sampled = {event.instance: event for event in appended if isinstance(event, InstanceSampled)}
     assert (sampled["plain-5"].ttft_p50_s, sampled["plain-5"].ttft_p90_s) == (0.1, 0.2)
     assert (sampled["plain-5"].tpot_p50_s, sampled["plain-5"].tpot_p90_s) == (0.3, None)

@@ -30,8 +30,8 @@ from runners.router.instances.upstream import (
     Answer,
     Caller,
     InstanceConnection,
+    measure_whole_chunks,
     resolve_instance,
-    whole_chunks,
 )
 from runners.router.transfer.movement import MoveRequest
 from runners.target import Target
@@ -66,17 +66,17 @@ class Taker:
     def note_sent(self, t_first_byte_ns: int) -> None:
         self.sendings += 1
 
-    def head_received(self, answer: Answer) -> bool:
+    def receive_head(self, answer: Answer) -> bool:
         self.answer = answer
         return self.wants
 
-    def body_received(self, data: bytes) -> None:
+    def receive_body(self, data: bytes) -> None:
         self.pieces.append(data)
 
-    def response_ended(self, *, proven: bool) -> None:
+    def end_response(self, *, proven: bool) -> None:
         self.ends.append(proven)
 
-    def request_failed(self, failure: Failure) -> None:
+    def fail_request(self, failure: Failure) -> None:
         self.ends.append(failure)
 
 
@@ -175,7 +175,7 @@ def test_of_a_stream_that_breaks_only_whole_chunks_were_passed_on(
     connection.connection_lost(None)
     passed = b"".join(taker.pieces)
     assert body.startswith(passed)
-    assert whole_chunks(passed) == len(passed)
+    assert measure_whole_chunks(passed) == len(passed)
     assert not connection.torn
     assert isinstance(taker.ends[-1], Failure)
 
@@ -212,7 +212,7 @@ def test_reads_that_end_near_chunks_neither_lose_nor_split_one(
     for piece in pieces_of(body, cuts):
         connection.data_received(piece)
         passed = b"".join(whole.pieces)
-        assert whole_chunks(passed) == len(passed)
+        assert measure_whole_chunks(passed) == len(passed)
     assert b"".join(whole.pieces) == body
     assert whole.ends == [True]
 
@@ -358,7 +358,7 @@ def test_trailers_go_on_with_the_body_and_are_no_headers(events: bool) -> None:
         assert taker.answer is not None
         assert [name for name, _ in taker.answer.headers] == [b"content-type", b"transfer-encoding"]
     assert join_chunks(body) == b"abc"
-    assert whole_chunks(body[:-1]) == len(b"3\r\nabc\r\n")
+    assert measure_whole_chunks(body[:-1]) == len(b"3\r\nabc\r\n")
 
 
 def test_an_answer_in_many_chunks_is_refused_before_they_are_joined() -> None:

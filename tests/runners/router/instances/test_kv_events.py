@@ -20,7 +20,7 @@ from runners.router.instances.kv_events import (
     EventIndex,
     KvEvents,
 )
-from runners.router.prefix_index import block_keys
+from runners.router.prefix_index import make_block_keys
 from tests.runners.router.kv_publisher import BLOCK, stored
 
 
@@ -78,7 +78,7 @@ def follow(engine: Engine, clock: float = 0.0) -> KvEvents:
 
 
 def held(events: KvEvents, tokens: list[int]) -> int:
-    return events.index.count_matching(block_keys(tokens, BLOCK))
+    return events.index.count_matching(make_block_keys(tokens, BLOCK))
 
 
 PROMPT = list(range(100, 116))
@@ -269,7 +269,7 @@ def test_it_holds_exactly_what_a_small_cache_holds_under_eviction() -> None:
     pool: dict[int, int] = {}
     for _ in range(200):
         prompt = [source.randrange(3)] * 8 + [source.randrange(1000)] * 4
-        path = block_keys(prompt, BLOCK)
+        path = make_block_keys(prompt, BLOCK)
         parent = None
         for place, key in enumerate(path):
             if key not in pool:
@@ -366,7 +366,7 @@ def test_events_are_typed_as_the_engine_tags_them() -> None:
     index = EventIndex(BLOCK)
     index.apply_event(BlockStored([1], PROMPT[:4], BLOCK))
     assert len(index) == 1
-    index.insert_keys(block_keys(PROMPT, BLOCK))
+    index.insert_keys(make_block_keys(PROMPT, BLOCK))
     assert len(index) == 1, "what is sent there counts when the engine says so"
     index.apply_event(BlockRemoved([1]))
     index.apply_event(AllBlocksCleared())
@@ -376,7 +376,7 @@ def test_events_are_typed_as_the_engine_tags_them() -> None:
 def test_keys_that_are_new_or_gone_are_reported_under_the_instance() -> None:
     reported: list[InstanceEvent] = []
     index = EventIndex(BLOCK, "e0", reported.append)
-    first, second = block_keys(PROMPT[:8], BLOCK)
+    first, second = make_block_keys(PROMPT[:8], BLOCK)
     index.apply_event(BlockStored([1, 2], PROMPT[:8], BLOCK))
     index.apply_event(BlockStored([50], PROMPT[:4], BLOCK))  # the same tokens under another adapter
     index.apply_event(BlockRemoved([1, 7]))

@@ -23,7 +23,7 @@ class Noted:
     def __init__(self) -> None:
         self.reasons: list[str] = []
 
-    def state_of(self, instance: str) -> BreakerState:
+    def find_state(self, instance: str) -> BreakerState:
         return BreakerState.CLOSED
 
     def add_instance(self, instance: str, why: str | None) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
-from results.routing.migrations import find_migrations, pending_at
+from results.routing.migrations import count_pending_at, find_migrations
 from runners.router.cluster import Cluster, CounterReservation, Member
 from runners.router.policies.ear import EAR
 from runners.router.sessions.bindings import Bindings
@@ -68,8 +68,8 @@ class Life(RuleBasedStateMachine):
     def send(self, session: str, tokens: int, tried: str) -> None:
         bindings = self.bindings
         request = RoutedRequest(
-            "r", session, bindings.count_arrival(session, self.now), tokens, 50, 16, {bindings.owner_of(session): 16},
-            bindings.owner_of(session),
+            "r", session, bindings.count_arrival(session, self.now), tokens, 50, 16, {bindings.find_owner(session): 16},
+            bindings.find_owner(session),
             bindings.since_migration_s(session, self.now), tried=(tried,) if tried else (),
             moving_to=bindings.moving_to(session),
         )  # fmt: skip
@@ -115,14 +115,14 @@ class Life(RuleBasedStateMachine):
         if not one.decision.binds:
             return
         session, migrates = one.request.session, bool(one.decision.migrate_from)
-        before = self.bindings.owner_of(session)
+        before = self.bindings.find_owner(session)
         self.bindings.commit_binding(session, one.decision.instance, self.now, migrates=migrates)
         if migrates:
             self.migrated_s[session].append(self.now)
-            assert self.bindings.owner_of(session) == one.decision.instance, "whatever is still open elsewhere"
+            assert self.bindings.find_owner(session) == one.decision.instance, "whatever is still open elsewhere"
         elif self.affinity and self.steady and not one.request.tried and one.moves < len(self.migrated_s[session]):
             # (one that found an instance failing is bound where it was served in the end)
-            assert self.bindings.owner_of(session) == before, "what was picked before a migration does not undo it"
+            assert self.bindings.find_owner(session) == before, "what was picked before a migration does not undo it"
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -173,14 +173,14 @@ def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
         for gate, reason in (("cooldown", "hot_cooldown"), ("one_at_a_time", "hot_moving"), ("target", "hot_no_target"))
         if held[reason]
     }
-    assert all((pending_at(event.pick, event.pick.decision.migrate_from) or 0) > 150 for event in measured.events)
+    assert all((count_pending_at(event.pick, event.pick.decision.migrate_from) or 0) > 150 for event in measured.events)
 
 
 def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> None:
     """Every instance has become hot whenever a turn comes: the case in which only the cooldown stands between."""
     life = Life()
     for _ in range(60):
-        owner = life.bindings.owner_of("s0")
+        owner = life.bindings.find_owner("s0")
         if owner:  # its neighbors make it hot, and only it
             pending = {one.instance: one.pending_prefill_tokens for one in life.cluster.take_view().instances}
             if pending[owner] <= HOT_TOKENS:

@@ -11,7 +11,7 @@ from results.records.decisions import Decision
 from runners.router.policies.balance import LeastWork, LeastWorkSpread, LoadOnly, RoundRobin
 from runners.router.policies.lmetric import KvLinear, LMetric
 from runners.router.policies.static_pd import StaticPD
-from runners.router.policies.sticky import Sticky, placing_order
+from runners.router.policies.sticky import Sticky, make_placing_order
 from tests.runners.router.views import ask, load, ruled_out, view
 
 
@@ -129,7 +129,7 @@ def test_a_new_instance_takes_few_sessions_from_a_ring() -> None:
     sessions = [f"s{n}" for n in range(400)]
     moved = {
         place: sum(
-            placing_order(one, names, place, 160)[0] != placing_order(one, [*names, "f"], place, 160)[0]
+            make_placing_order(one, names, place, 160)[0] != make_placing_order(one, [*names, "f"], place, 160)[0]
             for one in sessions
         )
         for place in ("ring", "modulo")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runners.router.policies import describe_policies, make_policy, parameters_of, policy_class
+from runners.router.policies import describe_policies, find_policy_class, list_parameters, make_policy
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.policy import PolicyError
 from runners.router.policies.unified import Unified
@@ -44,7 +44,7 @@ def test_every_policy_has_a_source_and_explains_its_parameters() -> None:
         needed = NEEDED.get(info.name, {})
         assert {one.name for one in info.parameters if one.required} == set(needed)
         values = {one.name: one.default for one in info.parameters} | dict(needed)
-        assert parameters_of(make_policy(info.name, needed)) == values
+        assert list_parameters(make_policy(info.name, needed)) == values
 
 
 def test_parameters_may_be_text_as_the_command_line_has_them() -> None:
@@ -80,7 +80,7 @@ def test_a_users_file_gives_a_policy_with_parameters(tmp_path: Path) -> None:
     path.write_text(MINE)
     policy = make_policy(str(path), {"skip": "1"})
     assert policy.decide(ask(), view(load("a"), load("b"))).instance == "a"
-    assert parameters_of(policy) == {"skip": 1}
+    assert list_parameters(policy) == {"skip": 1}
     with pytest.raises(PolicyError, match="last has no parameter 'skipp'"):
         make_policy(str(path), {"skipp": 1})
 
@@ -89,10 +89,10 @@ def test_one_of_several_classes_is_named_after_a_colon(tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     path.write_text(MINE + MINE.replace("class Last", "class Other").replace('"last"', '"other"'))
     with pytest.raises(PolicyError, match="2 classes"):
-        policy_class(str(path))
-    assert policy_class(f"{path}:Other").name == "other"
+        find_policy_class(str(path))
+    assert find_policy_class(f"{path}:Other").name == "other"
     with pytest.raises(PolicyError, match="no policy class 'Third'"):
-        policy_class(f"{path}:Third")
+        find_policy_class(f"{path}:Third")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ async def test_an_error_event_is_the_instances_failure(path: str, script: tuple[
         answers = [await routed.post(path=path) for _ in range(10)]
         broken = [answer for answer in answers if by(answer) == "a"]
         assert [answer.content for answer in broken] == [b"".join(script)] * 3, "then its breaker is open"
-        assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
+        assert routed.server._fleet.health.find_state("a") is not BreakerState.CLOSED
         assert await routed.metric('failures_total{instance="a",kind="event"}') == 3
         assert await routed.metric('outcomes_total{instance="a",status="error"}') == 3
 
@@ -98,7 +98,7 @@ async def test_an_error_that_the_request_caused_costs_the_instance_nothing(
         a.script = script
         for _ in range(5):
             await routed.post(path=path)
-        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
+        assert routed.server._fleet.health.find_state("a") is BreakerState.CLOSED
         assert (await routed.outcome_of(4)).status == "client_error"
         assert await routed.metric('failures_total{instance="a",kind="event"}') == 0
 

@@ -263,7 +263,7 @@ async def test_a_4xx_never_opens_the_breaker_and_is_never_an_instances_fault(sta
             answer = await routed.post("s")
             assert answer.status_code == status
         assert routed.available() == {"a"}
-        assert routed.server._fleet.health.state_of("a") is BreakerState.CLOSED
+        assert routed.server._fleet.health.find_state("a") is BreakerState.CLOSED
         a.status = 200
         assert (await routed.post("s")).status_code == 200
 

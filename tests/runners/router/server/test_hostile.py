@@ -483,7 +483,7 @@ async def test_what_any_web_page_may_send_is_neither_picked_nor_passed_on(kind: 
         line = await answer_to(routed, raw_post(headers=page + session + kind))
         assert line.startswith(b"HTTP/1.1 415 ")
         assert not a.seen
-        assert routed.server._bindings.owner_of("s") == ""
+        assert routed.server._bindings.find_owner("s") == ""
         answer = await answer_to(routed, raw_post(headers=session + kind))
         assert answer.startswith(b"HTTP/1.1 200 "), "curl and scripts name no origin: the instance decides"
 

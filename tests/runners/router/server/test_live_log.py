@@ -9,7 +9,7 @@ import pytest
 
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
-from runners.router.whatif import what_if
+from runners.router.whatif import repeat_picks
 from runners.router.why import explain_picks
 from tests.runners.router.routers import STEADY, instances, router, until
 
@@ -31,7 +31,7 @@ async def test_every_live_pick_is_made_again_from_its_record(policy: str, tmp_pa
         log = read_log(tmp_path / "decisions.jsonl", "log")
         assert log.gaps == ()
         assert len(log.records) == 32
-        comparison = what_if(log.records, make_policy(policy, {}))
+        comparison = repeat_picks(log.records, make_policy(policy, {}))
         assert comparison.agreement == 1.0
         for record in log.records:
             text = "\n".join(explain_picks([record]))

@@ -165,10 +165,10 @@ class Life(RuleBasedStateMachine):
         pool = self.pools[proxied.instance]
         answer = Answer(status, (), {}, chunked=True, sized=False, events=True)
         pool.open.remove(proxied)
-        if proxied.head_received(answer):
+        if proxied.receive_head(answer):
             pool.open.append(proxied)
             self.answered.add(proxied)
-            proxied.body_received(b"5\r\ndata:\r\n")
+            proxied.receive_body(b"5\r\ndata:\r\n")
 
     @precondition(lambda self: self.at_instances())
     @rule(data=st.data(), kind=st.sampled_from(("ends", "closed", "stall", "connect")))
@@ -178,9 +178,9 @@ class Life(RuleBasedStateMachine):
         answered = proxied in self.answered
         self.answered.discard(proxied)
         if kind == "ends" and answered:
-            proxied.response_ended(proven=True)
+            proxied.end_response(proven=True)
         else:
-            proxied.request_failed(Failure(kind, kind))
+            proxied.fail_request(Failure(kind, kind))
 
     @precondition(lambda self: self.open())
     @rule(data=st.data(), what=st.sampled_from(("leave", "cut", "elsewhere", "timeout", "forgo")))
@@ -211,7 +211,7 @@ class Life(RuleBasedStateMachine):
             if proxied in self.answered:
                 self.answered.discard(proxied)
                 self.pools[instance].open.remove(proxied)
-                proxied.request_failed(Failure("closed", "gone"))
+                proxied.fail_request(Failure("closed", "gone"))
         self.traffic.lose_instance(instance, "gone")
 
     @rule(seconds=st.sampled_from((0.0, 1e9)))

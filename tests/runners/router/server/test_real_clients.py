@@ -20,13 +20,13 @@ async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() 
         await until(lambda: routed.available() == {"b"})
         await a.start()
         health = routed.server._fleet.health
-        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health.find_state("a") is BreakerState.HALF_OPEN)
         await until(lambda: health._breakers["a"].trials_at_once >= 32)
         for one in (a, b):
             one.ttft_s = 0.3
         served = Counter(map(by, await asyncio.gather(*(routed.post(str(number)) for number in range(60)))))
         assert served["a"] >= 25
-        assert health.state_of("a") is BreakerState.CLOSED
+        assert health.find_state("a") is BreakerState.CLOSED
 
 
 async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None:
@@ -36,11 +36,11 @@ async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None
         a.status = 500
         await a.start()
         health = routed.server._fleet.health
-        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health.find_state("a") is BreakerState.HALF_OPEN)
         await until(lambda: health._breakers["a"].trials_at_once >= 8)
         answers = await asyncio.gather(*(routed.post(str(number)) for number in range(30)))
         assert {answer.status_code for answer in answers} == {200}
-        assert health.state_of("a") is not BreakerState.CLOSED
+        assert health.find_state("a") is not BreakerState.CLOSED
 
 
 @pytest.mark.parametrize("path", sorted(ROUTED))
@@ -76,7 +76,7 @@ async def test_a_slow_page_costs_no_instance_its_requests(method: str, monkeypat
             assert answer.status_code == 504
             assert "no answer within 0.05 s" in answer.json()["error"]["message"]
         assert routed.available() == {"a", "b"}
-        assert {routed.server._fleet.health.state_of(one.name) for one in both} == {BreakerState.CLOSED}
+        assert {routed.server._fleet.health.find_state(one.name) for one in both} == {BreakerState.CLOSED}
         assert sum(len(one.seen) for one in both) == (4 if method == "POST" else 8)  # a long text is sent to one alone
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from launch.environment import find_engine
 from launch.errors import LaunchError
-from runners.router.server.paths import HEALTH, PASSED_ON, ROUTED, why_not_passed_on
+from runners.router.server.paths import HEALTH, PASSED_ON, ROUTED, explain_not_passed_on
 
 OTHER_PROGRAMS = ("launchers/dp_supervisor.py", "cli/preload.py")
 """Servers of their own, none of which is an engine."""
@@ -51,7 +51,7 @@ def test_no_route_of_vllm_is_unknown_here() -> None:
         if not (method == "POST" and path in ROUTED)
         and (method, path) not in PASSED_ON
         and path not in HEALTH
-        and why_not_passed_on(method, path)[0] == 404
+        and explain_not_passed_on(method, path)[0] == 404
     ]
     assert unknown == []
 
@@ -64,7 +64,7 @@ def test_no_route_here_is_unknown_to_vllm() -> None:
 
 def test_what_is_refused_has_a_sentence_and_a_status() -> None:
     for method, path in (("POST", "/sleep"), ("GET", "/docs"), ("GET", "/v1/realtime"), ("POST", "/abort_requests")):
-        status, why = why_not_passed_on(method, path)
+        status, why = explain_not_passed_on(method, path)
         assert status == 501
         assert Path(path).name not in why
         assert "address" in why

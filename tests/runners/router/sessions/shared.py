@@ -63,14 +63,14 @@ class Watched(SharedBindings):
     async def claimed(self, session: str, instance: str) -> tuple[MigrationClaim | None, bool]:
         """Ask for a migration; returns the claim (None = Redis is away) and whether it was granted."""
         asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        made = self.claim_migration(session, instance, self.version_of(session), asked.set_result)
+        made = self.claim_migration(session, instance, self.find_version(session), asked.set_result)
         return made, made is None or await asked
 
     def serve(
         self, session: str, instance: str, binding: BindingVersion | None = None, claim: MigrationClaim | None = None
     ) -> None:
         """What a router does when an instance has begun to answer."""
-        binding = self.version_of(session) if binding is None else binding
+        binding = self.find_version(session) if binding is None else binding
         self.commit_version(session, instance, monotonic(), binding, migrates=claim is not None, claim=claim)
 
     async def bind(self, session: str, instance: str) -> None:

@@ -15,15 +15,15 @@ from tests.examples import examples
 def test_a_session_belongs_to_nobody_until_it_is_served_but_its_second_request_sees_the_first() -> None:
     bindings = Bindings()
     assert bindings.count_arrival("s", 0.0) == 0
-    assert bindings.owner_of("s") == ""
+    assert bindings.find_owner("s") == ""
     bindings.expect_binding("s", "a")
-    assert bindings.owner_of("s") == "a", "a sub-agent's request at the same moment follows"
+    assert bindings.find_owner("s") == "a", "a sub-agent's request at the same moment follows"
     assert (bindings.count_assigned("a"), bindings.count_active("a")) == (1, 1)
     bindings.drop_expected("s", "a")
-    assert bindings.owner_of("s") == "", "it failed there"
+    assert bindings.find_owner("s") == "", "it failed there"
     assert (bindings.count_assigned("a"), bindings.count_active("a")) == (0, 0)
     bindings.commit_binding("s", "b", 1.0)
-    assert bindings.owner_of("s") == "b"
+    assert bindings.find_owner("s") == "b"
     assert bindings.count_arrival("s", 2.0) == 1
 
 
@@ -31,9 +31,9 @@ def test_a_binding_survives_a_failed_try_elsewhere() -> None:
     bindings = Bindings()
     bindings.commit_binding("s", "a", 0.0)
     bindings.expect_binding("s", "b")
-    assert bindings.owner_of("s") == "a"
+    assert bindings.find_owner("s") == "a"
     bindings.drop_expected("s", "b")
-    assert bindings.owner_of("s") == "a"
+    assert bindings.find_owner("s") == "a"
     assert bindings.since_migration_s("s", 9.0) is None
 
 
@@ -41,10 +41,10 @@ def test_a_migration_is_counted_from_when_it_was_served() -> None:
     bindings = Bindings()
     bindings.commit_binding("s", "a", 1.0)
     bindings.expect_binding("s", "b", migrates=True)
-    assert (bindings.owner_of("s"), bindings.moving_to("s")) == ("a", "b")
+    assert (bindings.find_owner("s"), bindings.moving_to("s")) == ("a", "b")
     assert bindings.since_migration_s("s", 4.0) is None, "not served yet"
     bindings.commit_binding("s", "b", 5.0, migrates=True)
-    assert (bindings.owner_of("s"), bindings.moving_to("s")) == ("b", "")
+    assert (bindings.find_owner("s"), bindings.moving_to("s")) == ("b", "")
     bindings.drop_expected("s", "b", migrates=True)
     bindings.commit_binding("s", "b", 8.0)
     assert bindings.since_migration_s("s", 9.0) == 4.0
@@ -58,10 +58,10 @@ def test_a_request_that_was_open_at_the_migration_does_not_take_its_session_back
     bindings.expect_binding("s", "b", migrates=True)
     bindings.commit_binding("s", "b", 1.0, migrates=True)
     bindings.commit_binding("s", "a", 2.0)
-    assert bindings.owner_of("s") == "b"
+    assert bindings.find_owner("s") == "b"
     bindings.expect_binding("s", "a", migrates=True)
     bindings.commit_binding("s", "a", 30.0, migrates=True)
-    assert bindings.owner_of("s") == "a", "although the first request is still open there"
+    assert bindings.find_owner("s") == "a", "although the first request is still open there"
     assert bindings.since_migration_s("s", 31.0) == 1.0
 
 
@@ -73,11 +73,11 @@ def test_what_was_open_at_any_instance_at_a_migration_does_not_take_its_session_
     bindings.expect_binding("s", "c", migrates=True)
     bindings.commit_binding("s", "c", 2.0, migrates=True)
     bindings.commit_binding("s", "b", 3.0)
-    assert bindings.owner_of("s") == "c"
+    assert bindings.find_owner("s") == "c"
     bindings.drop_expected("s", "b")
     bindings.expect_binding("s", "b")
     bindings.commit_binding("s", "b", 4.0)
-    assert bindings.owner_of("s") == "b", "one sent after the migration may bind it elsewhere"
+    assert bindings.find_owner("s") == "b", "one sent after the migration may bind it elsewhere"
 
 
 def test_a_binding_that_moves_in_another_way_is_no_migration() -> None:
@@ -94,11 +94,11 @@ def test_refusals_count_in_a_row_and_end_with_success() -> None:
     for _ in range(3):
         bindings.count_refusal("s", "a")
     bindings.count_refusal("s", "b")
-    assert bindings.refusals_of("s") == {"a": 3, "b": 1}
+    assert bindings.find_refusals("s") == {"a": 3, "b": 1}
     bindings.commit_binding("s", "a", 1.0)
-    assert bindings.refusals_of("s") == {"b": 1}
+    assert bindings.find_refusals("s") == {"b": 1}
     bindings.clear_refusals("s", "b")
-    assert bindings.refusals_of("s") == {}
+    assert bindings.find_refusals("s") == {}
 
 
 def test_the_session_unused_for_longest_is_forgotten_first() -> None:
@@ -107,7 +107,7 @@ def test_the_session_unused_for_longest_is_forgotten_first() -> None:
         bindings.commit_binding(session, "a", float(place))
     bindings.count_arrival("s0", 2.0)
     bindings.commit_binding("s2", "a", 3.0)
-    assert [bindings.owner_of(f"s{n}") for n in range(3)] == ["a", "", "a"]
+    assert [bindings.find_owner(f"s{n}") for n in range(3)] == ["a", "", "a"]
     assert bindings.count_active("a") == 2
     assert bindings.count_assigned("a") == 3, "cumulative"
 
@@ -119,7 +119,7 @@ def test_old_bindings_expire_but_not_under_an_open_request() -> None:
     bindings.expect_binding("busy", "a")
     assert bindings.expire_sessions(10.0) == 0
     assert bindings.expire_sessions(10.1) == 1
-    assert bindings.owner_of("busy") == "a"
+    assert bindings.find_owner("busy") == "a"
 
 
 def test_the_sessions_of_a_lost_instance_have_no_owner() -> None:
@@ -127,7 +127,7 @@ def test_the_sessions_of_a_lost_instance_have_no_owner() -> None:
     bindings.commit_binding("s", "a", 0.0)
     bindings.commit_binding("t", "b", 0.0)
     assert bindings.release_instance("a") == ("s",)
-    assert (bindings.owner_of("s"), bindings.owner_of("t")) == ("", "b")
+    assert (bindings.find_owner("s"), bindings.find_owner("t")) == ("", "b")
     bindings.commit_binding("s", "b", 5.0)
     assert bindings.since_migration_s("s", 6.0) is None, "it lost its KV: nothing was moved"
 
@@ -137,7 +137,7 @@ def test_a_recovered_instance_gets_its_even_share_of_the_longest_unused() -> Non
     for n in range(12):
         bindings.commit_binding(f"s{n}", "ab"[n % 2], float(n))
     moved = bindings.rebalance_sessions("c", ["a", "b", "c"])
-    assert Counter(bindings.owner_of(f"s{n}") for n in range(12)) == {"a": 4, "b": 4, "c": 4}
+    assert Counter(bindings.find_owner(f"s{n}") for n in range(12)) == {"a": 4, "b": 4, "c": 4}
     assert set(moved) == {"s0", "s1", "s2", "s3"}
     assert bindings.rebalance_sessions("c", ["a", "b", "c"]) == (), "it has its share"
 
@@ -150,9 +150,9 @@ def test_a_request_that_was_open_at_the_rebalance_does_not_take_its_session_back
     assert bindings.rebalance_sessions("b", ["a", "b"]) == ("s",)
     bindings.commit_binding("s", "a", 2.0)
     bindings.drop_expected("s", "a")
-    assert bindings.owner_of("s") == "b"
+    assert bindings.find_owner("s") == "b"
     bindings.commit_binding("s", "a", 3.0)
-    assert bindings.owner_of("s") == "a", "a later request may"
+    assert bindings.find_owner("s") == "a", "a later request may"
 
 
 def test_requests_without_a_session_leave_nothing_behind() -> None:
@@ -203,7 +203,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        owners = Counter(self.bindings.owner_of(f"s{n}") for n in range(4))
+        owners = Counter(self.bindings.find_owner(f"s{n}") for n in range(4))
         for instance in "abc":
             assert self.bindings.count_active(instance) == owners[instance]
             assert self.bindings.count_assigned(instance) >= self.bindings.count_active(instance)

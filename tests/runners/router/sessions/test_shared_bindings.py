@@ -21,7 +21,7 @@ async def test_what_one_router_has_bound_the_other_knows_with_turns_and_counts(r
         assert await a.turn("s") == 0
         a.serve("s", "a")
         assert await b.turn("s") == 1
-        assert b.owner_of("s") == "a"
+        assert b.find_owner("s") == "a"
         for one in (a, b):
             assert (one.count_active("a"), one.count_assigned("a"), one.count_active("b")) == (1, 1, 0)
 
@@ -30,7 +30,7 @@ async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(
     async with sharing(redis_server.url) as (a, b):
         await a.bind("s", "a")
         await b.turn("s")
-        late = b.version_of("s")
+        late = b.find_version("s")
         await a.turn("s")
         claim, granted = await a.claimed("s", "b")
         assert granted
@@ -38,9 +38,9 @@ async def test_a_late_commit_from_where_the_session_left_does_not_undo_the_move(
         await a.settled()
         b.serve("s", "c", late)
         await b.settled()
-        assert b.owner_of("s") == "b", "what was refused says how it is"
+        assert b.find_owner("s") == "b", "what was refused says how it is"
         await a.turn("s")
-        assert a.owner_of("s") == "b"
+        assert a.find_owner("s") == "b"
         assert b._counts.binding_failures["refused"] == 1
 
 
@@ -61,7 +61,7 @@ async def test_only_one_router_may_migrate_a_session_and_its_cooldown_holds_for_
         a.serve("s", "b", claim=claim)
         claim.release_right()
         await b.turn("s")
-        assert (b.owner_of("s"), b.moving_to("s")) == ("b", "")
+        assert (b.find_owner("s"), b.moving_to("s")) == ("b", "")
         since_s = b.since_migration_s("s", monotonic())
         assert since_s is not None
         assert 0 <= since_s < 30
@@ -74,7 +74,7 @@ async def test_a_migration_that_came_to_nothing_frees_the_session_at_once(redis_
         assert claim is not None
         claim.release_right()
         await b.turn("s")
-        assert (b.owner_of("s"), b.moving_to("s"), b.since_migration_s("s", monotonic())) == ("a", "", None)
+        assert (b.find_owner("s"), b.moving_to("s"), b.since_migration_s("s", monotonic())) == ("a", "", None)
         assert (await b.claimed("s", "c"))[1]
 
 
@@ -90,12 +90,12 @@ async def test_a_migration_that_was_overtaken_frees_the_session_when_it_ends(red
         a.refresh_table()  # the claim is renewed, and is for a session that lives elsewhere now
         await a.settled()
         await b.turn("s")
-        assert (b.owner_of("s"), b.moving_to("s")) == ("c", "b"), "the transfer has not ended"
+        assert (b.find_owner("s"), b.moving_to("s")) == ("c", "b"), "the transfer has not ended"
         claim.release_right()
         await a.settled()
         for router in (a, b):
             await router.turn("s")
-            assert (router.owner_of("s"), router.moving_to("s")) == ("c", "")
+            assert (router.find_owner("s"), router.moving_to("s")) == ("c", "")
 
 
 async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_does_not(
@@ -117,7 +117,7 @@ async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_
         a.serve("t", "b", claim=living)
         await a.settled()
         await b.turn("t")
-        assert b.owner_of("t") == "b"
+        assert b.find_owner("t") == "b"
 
 
 async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_server: RedisServer) -> None:
@@ -130,7 +130,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
         a.release_instance("a")
         await a.settled()
         assert await b.turn("s0") == 1, "its turns are remembered"
-        assert (b.owner_of("s0"), b.count_active("a"), b.count_active("b"), b.count_assigned("a")) == ("", 0, 10, 10)
+        assert (b.find_owner("s0"), b.count_active("a"), b.count_active("b"), b.count_assigned("a")) == ("", 0, 10, 10)
         b.serve("s0", "a")
         await b.settled()
         a.refresh_table()
@@ -140,7 +140,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
         b._report_loss("a", late)
         await b.settled()
         assert await a.turn("s0") == 2
-        assert a.owner_of("s0") == "a", "a router that notices the same loss later removes nothing"
+        assert a.find_owner("s0") == "a", "a router that notices the same loss later removes nothing"
 
 
 async def test_an_instance_that_came_back_gets_its_share_once_whoever_sees_it(redis_server: RedisServer) -> None:
@@ -160,7 +160,7 @@ async def test_an_instance_that_came_back_gets_its_share_once_whoever_sees_it(re
         assert [a.count_active(name) for name in "abc"] == [400, 400, 400]
         assert a.count_assigned("c") == 400
         await b.turn("s0")
-        assert b.owner_of("s0") == "c", "the one unused for longest"
+        assert b.find_owner("s0") == "c", "the one unused for longest"
         assert b.since_migration_s("s0", monotonic()) is None
 
 
@@ -172,7 +172,7 @@ async def test_sessions_are_forgotten_after_their_time(redis_server: RedisServer
         await asyncio.sleep(0.3)
         a.expire_sessions(monotonic())
         assert await b.turn("s") == 0
-        assert (b.owner_of("s"), b.count_active("a")) == ("", 0)
+        assert (b.find_owner("s"), b.count_active("a")) == ("", 0)
         a.refresh_table()
         await a.settled()
         await asyncio.sleep(0.3)
@@ -192,24 +192,24 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
         await b.settled()
         assert not b.shared
         assert await a.turn("s") == 1
-        assert a.owner_of("s") == "a"
+        assert a.find_owner("s") == "a"
         claim, granted = await a.claimed("s", "b")
         assert granted
-        a.commit_version("s", "b", monotonic(), a.version_of("s"), migrates=True, claim=claim)
-        assert a.owner_of("s") == "b"
+        a.commit_version("s", "b", monotonic(), a.find_version("s"), migrates=True, claim=claim)
+        assert a.find_owner("s") == "b"
         assert a.count_active("b") == 1
         assert await a.turn("new") == 0
         redis_server.start()
         await until(lambda: a.shared and b.shared)
         assert await b.turn("s") == 2, "turns of its own copy"
-        assert b.owner_of("s") == "a", "all that it knows"
+        assert b.find_owner("s") == "a", "all that it knows"
         assert await a.turn("s") >= 2
-        assert a.owner_of("s") == "b", "the later of two versions"
+        assert a.find_owner("s") == "b", "the later of two versions"
         await b.turn("s")
-        assert b.owner_of("s") == "b"
+        assert b.find_owner("s") == "b"
         assert b.since_migration_s("s", monotonic()) is not None
         await b.turn("t")
-        assert b.owner_of("t") == "a"
+        assert b.find_owner("t") == "a"
     stderr = capfd.readouterr().err
     assert stderr.count("does not answer") == 2, "once for each router"
     assert stderr.count("through Redis again") == 2
@@ -227,7 +227,7 @@ async def test_a_loss_seen_while_redis_was_away_is_told_before_anything_else(red
         redis_server.start()
         await until(lambda: a.shared and b.shared)
         await a.turn("s")
-        assert a.owner_of("s") == ""
+        assert a.find_owner("s") == ""
 
 
 async def test_instances_that_are_gone_for_good_are_not_remembered_for_ever(redis_server: RedisServer) -> None:

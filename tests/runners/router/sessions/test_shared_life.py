@@ -69,7 +69,7 @@ class Life(RuleBasedStateMachine):
         """What is answered here is what the pick goes by, whatever the other router does before it."""
         bindings = self.routers[router]
         self.runner.run(bindings.turn(session))
-        seen, since_s = bindings.version_of(session), bindings.since_migration_s(session, monotonic())
+        seen, since_s = bindings.find_version(session), bindings.since_migration_s(session, monotonic())
         may = seen.instance not in ("", instance) and since_s is None and not bindings.moving_to(session)
         self.asked.append(Flight(router, session, instance, seen, may_migrate=may))
 
@@ -142,7 +142,9 @@ class Life(RuleBasedStateMachine):
         self.settle()
         for session in SESSIONS:
             self.runner.run(self.routers[1 - router].turn(session))
-            assert self.routers[1 - router].owner_of(session) != instance or self._coming(1 - router, session, instance)
+            assert self.routers[1 - router].find_owner(session) != instance or self._coming(
+                1 - router, session, instance
+            )
 
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def come_back(self, router: int, instance: str) -> None:
@@ -167,11 +169,11 @@ class Life(RuleBasedStateMachine):
             for session in SESSIONS:
                 self.runner.run(router.turn(session))
         for session in SESSIONS:
-            one, other = (router.version_of(session) for router in self.routers)
+            one, other = (router.find_version(session) for router in self.routers)
             assert one == other
             if not any(flight.session == session and flight.may_migrate for flight in self.flying):
                 assert [router.moving_to(session) for router in self.routers] == ["", ""], "a claim without a holder"
-        homes = Counter(self.routers[0].version_of(session).instance for session in SESSIONS)
+        homes = Counter(self.routers[0].find_version(session).instance for session in SESSIONS)
         for router in self.routers:
             assert [router._instances[name].active for name in NAMES] == [homes[name] for name in NAMES]
             assert sum(one.assigned for one in router._instances.values()) >= sum(

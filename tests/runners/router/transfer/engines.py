@@ -248,7 +248,7 @@ class Bench:
     async def settle(self, movement: Movement) -> KvTransfer:
         """Let time pass until the transfer is settled."""
         settled_transfers: list[KvTransfer] = []
-        movement.when_settled(settled_transfers.append)
+        movement.call_when_settled(settled_transfers.append)
         while not settled_transfers:
             self.advance(0.05)
             await asyncio.sleep(0.005)

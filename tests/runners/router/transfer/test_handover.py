@@ -136,7 +136,7 @@ async def test_a_target_that_does_not_decode_is_told_and_the_source_freed(status
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", f"HTTP {status}")
         assert movement.settled
         await until(lambda: not on.source.retained)
-        assert bool(on.transfers.rules.why_refused("h", "t")) == strike
+        assert bool(on.transfers.rules.explain_refusal("h", "t")) == strike
 
 
 @pytest.mark.parametrize("strike", [True, False], ids=["it is at fault", "it is not"])
@@ -154,7 +154,7 @@ async def test_what_the_target_frees_is_not_freed_twice() -> None:
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
         movement.fail_handover("no byte within 300 s", strike=True, freed=True)
-        assert on.transfers.rules.why_refused("h", "t")
+        assert on.transfers.rules.explain_refusal("h", "t")
         await on.transfers.close()
         assert not [seen for seen in (*on.source.seen, *on.target.seen) if seen.json.get("prompt") == []]
 
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -
         movement.abandon_transfer()
         movement.serve_handover()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
-        assert on.transfers.rules.why_refused("h", "t") == ""
+        assert on.transfers.rules.explain_refusal("h", "t") == ""
         again = await handed_over(on)
         await decode(on, again)
         again.serve_handover()

@@ -220,7 +220,7 @@ async def test_a_failure_is_told_bounded_counted_against_the_pair_and_leaves_not
         assert transfer.external_tokens is None
         assert transfer.counted_reason
         assert movement.body == body(), "the target serves it as it came"
-        assert bool(on.transfers.rules.why_refused("h", "t")) == strike
+        assert bool(on.transfers.rules.explain_refusal("h", "t")) == strike
         if not hangs or at_target:
             await until(lambda: not on.source.retained)
 
@@ -249,7 +249,7 @@ async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() 
         assert movement.settled
         await until(lambda: on.source.dropped == 1)
         assert on.target.transfer_requests == []
-        assert on.transfers.rules.why_refused("h", "t") == "", "neither instance is at fault"
+        assert on.transfers.rules.explain_refusal("h", "t") == "", "neither instance is at fault"
 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
@@ -360,14 +360,14 @@ async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
         on.target.target_status = 404
         for _ in range(3):
             await migrated(on)
-        assert on.transfers.rules.why_refused("h", "t") == "", "requests at fault do not count"
+        assert on.transfers.rules.explain_refusal("h", "t") == "", "requests at fault do not count"
         on.target.target_status, on.target.full = 200, False
         on.source.finish = "stop"
         for _ in range(2):
             assert (await migrated(on)).transfer.status == "failed"
         assert on.transfers.cut_off("h", ["h", "t"]).keys() == {"t"}
         assert on.transfers.list_quarantined().keys() == {("h", "t")}
-        assert on.transfers.rules.why_refused("t", "h") == "", "the other way may work"
+        assert on.transfers.rules.explain_refusal("t", "h") == "", "the other way may work"
         transfer_requests = len(on.source.transfer_requests)
         refused = (await migrated(on)).transfer
         assert (refused.status, len(on.source.transfer_requests)) == ("refused", transfer_requests)
@@ -383,7 +383,7 @@ async def test_a_found_instance_may_be_probed_at_once() -> None:
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         await on.target.kill()
         await migrated(on)
-        assert on.transfers.rules.why_refused("h", "t")
+        assert on.transfers.rules.explain_refusal("h", "t")
         await on.target.start()
         on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred"
@@ -393,7 +393,7 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         on.target.target_status = 500
         await migrated(on)
-        assert on.transfers.rules.why_refused("h", "t")
+        assert on.transfers.rules.explain_refusal("h", "t")
         on.target.target_status, on.target.hang_target = 200, True
         on.advance(1000.0)
         movement = begin(on)
@@ -422,7 +422,7 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
             moving.append(begin(on))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
-        assert on.transfers.rules.why_refused("h", "t") == "", "a handover waits for no turn"
+        assert on.transfers.rules.explain_refusal("h", "t") == "", "a handover waits for no turn"
         refused = await migrated(on)
         assert (refused.transfer.status, "on their way" in refused.transfer.reason) == ("refused", True)
         for move in moving:
@@ -445,7 +445,7 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
             "coop": replace(mooncake, transport="pigeon"),
         }.items():
             specs[name] = replace(specs["t"], instance=name, transfer=endpoint)
-        between = on.transfers.rules.why_refused
+        between = on.transfers.rules.explain_refusal
         assert "no KV transport" in between("h", "plain")
         assert "no KV transport" in between("gone", "h")
         assert "the target nixl" in between("h", "nixl")

@@ -19,17 +19,17 @@ def failed(at_s: list[float], rules: TransferRules = RULES) -> Quarantine:
 
 
 def test_failures_in_a_window_are_needed() -> None:
-    assert failed([0.0, 1.0]).why_refused(1.0) == ""
-    assert failed([0.0, 1.0, 62.0]).why_refused(62.0) == "", "the first is out of the window"
-    assert failed([0.0, 1.0, 2.0]).why_refused(2.0) == "quarantined for 10.0 s more (no answer)"
+    assert failed([0.0, 1.0]).explain_refusal(1.0) == ""
+    assert failed([0.0, 1.0, 62.0]).explain_refusal(62.0) == "", "the first is out of the window"
+    assert failed([0.0, 1.0, 2.0]).explain_refusal(2.0) == "quarantined for 10.0 s more (no answer)"
 
 
 def test_one_probe_is_let_through_and_its_success_ends_the_quarantine() -> None:
     pair = failed([0.0, 0.0, 0.0])
-    assert pair.why_refused(9.9)
-    assert pair.why_refused(10.0) == ""
+    assert pair.explain_refusal(9.9)
+    assert pair.explain_refusal(10.0) == ""
     probing = pair.begin_transfer()
-    assert "probe" in probing.why_refused(10.0)
+    assert "probe" in probing.explain_refusal(10.0)
     assert probing.note_success(probe=True) == Quarantine(RULES)
 
 
@@ -50,7 +50,7 @@ def test_what_began_before_the_quarantine_says_nothing_in_it() -> None:
 
 def test_another_process_may_be_probed_at_once() -> None:
     pair = failed([0.0, 0.0, 0.0]).allow_probe(3.0)
-    assert pair.why_refused(3.0) == ""
+    assert pair.explain_refusal(3.0) == ""
     assert pair.begin_transfer().note_failure(3.0, "still", probe=True).until_s == 23.0, (
         "but not as if nothing had been"
     )
@@ -58,7 +58,7 @@ def test_another_process_may_be_probed_at_once() -> None:
 
 
 def test_a_probe_of_a_quarantine_that_is_forgotten_is_one_failure_among_others() -> None:
-    assert Quarantine(RULES).note_failure(0.0, "late", probe=True).why_refused(0.0) == ""
+    assert Quarantine(RULES).note_failure(0.0, "late", probe=True).explain_refusal(0.0) == ""
 
 
 steps = st.lists(
@@ -74,10 +74,12 @@ def test_no_pair_is_lost_or_probed_twice_whatever_happens(events: list[tuple[str
         now_s += pause_s
         if event == "released":
             pair = pair.allow_probe(now_s)
-        elif event != "wait" and not pair.why_refused(now_s):
+        elif event != "wait" and not pair.explain_refusal(now_s):
             probe = bool(pair.times)
             pair = pair.begin_transfer()
-            assert bool(pair.why_refused(now_s)) == probe, "beside a probe nothing goes, beside another everything does"
+            assert bool(pair.explain_refusal(now_s)) == probe, (
+                "beside a probe nothing goes, beside another everything does"
+            )
             in_a_row = in_a_row + 1 if event == "failed" else 0 if event == "succeeded" else in_a_row
             if event == "failed":
                 pair = pair.note_failure(now_s, "why", probe=probe)
@@ -86,6 +88,6 @@ def test_no_pair_is_lost_or_probed_twice_whatever_happens(events: list[tuple[str
                 assert pair == Quarantine(rules)
             else:
                 pair = pair.release_probe(probe=probe)
-        if pair.why_refused(now_s):
+        if pair.explain_refusal(now_s):
             assert in_a_row >= limit, "never on fewer failures"
-        assert pair.why_refused(now_s + rules.quarantine_max_s) == "", "never for ever"
+        assert pair.explain_refusal(now_s + rules.quarantine_max_s) == "", "never for ever"

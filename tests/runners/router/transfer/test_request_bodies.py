@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.router.facts import LONG_BYTES
-from runners.router.transfer.move_rules import held_prefix
+from runners.router.transfer.move_rules import measure_held_prefix
 from runners.router.transfer.request_bodies import (
     ANSWER_FIELDS,
     OWN,
@@ -22,8 +22,8 @@ from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,
     add_pull_params,
-    handover_prefill_body,
-    prefix_body,
+    make_handover_prefill_body,
+    make_prefix_body,
     read_answer,
     read_request,
     require_movable_prefix,
@@ -68,7 +68,7 @@ def test_a_migrations_requests_are_the_prefix_and_one_token(
 ) -> None:
     asked = read_request(COMPLETIONS, encoded({**fields, "prompt": prompt}))
     assert asked.ids == tuple(prompt)
-    request = sent(prefix_body(asked, prompt[:cut], PARAMS, priority))
+    request = sent(make_prefix_body(asked, prompt[:cut], PARAMS, priority))
     assert request["prompt"] == prompt[:cut]
     assert {name: request[name] for name in ONE_TOKEN} == ONE_TOKEN
     assert request.get("priority") == priority
@@ -85,7 +85,7 @@ def test_a_handovers_prefill_request_has_the_same_prompt_and_cannot_end_before_i
     prompt: dict[str, Any] = (
         {"messages": MESSAGES, "tools": tools} if path == CHAT else {"prompt": "Once", "tools": tools}
     )
-    request = sent(handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS))
+    request = sent(make_handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS))
     expected = prompt | ONE_TOKEN
     assert {name: request[name] for name in expected} == expected
     ends = {"stop", "stop_token_ids", "min_tokens", "n", "best_of", "stream_options", "max_completion_tokens"}
@@ -184,7 +184,7 @@ def use_fully(asked: ClientRequest) -> None:
         with contextlib.suppress(Unfit):
             require(asked)
     tokenize_body(asked)
-    msgspec.json.encode(handover_prefill_body(asked, PARAMS))
+    msgspec.json.encode(make_handover_prefill_body(asked, PARAMS))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_of_an_answer_only_what_is_used_is_built() -> None:
 def test_a_held_prefix_is_whole_blocks_within_the_prompt(
     reported: int, reported_of: int, tokens: int, block: int
 ) -> None:
-    held = held_prefix(min(reported, reported_of), reported_of, tokens, block)
+    held = measure_held_prefix(min(reported, reported_of), reported_of, tokens, block)
     assert 0 <= held <= tokens
     assert held % block == 0
     if reported_of == tokens and reported <= reported_of:
@@ -228,7 +228,7 @@ def test_a_held_prefix_is_whole_blocks_within_the_prompt(
 
 
 def test_a_share_of_text_is_taken_for_the_same_share_of_its_tokens() -> None:
-    assert held_prefix(600, 1000, 800, 16) == 480
+    assert measure_held_prefix(600, 1000, 800, 16) == 480
 
 
 @pytest.mark.parametrize(
