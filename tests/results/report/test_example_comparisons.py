@@ -47,3 +47,15 @@ def test_connector_tax_measured_twice_compares_latencies_and_taxes_at_equal_rate
         ("ref_load", "ref_safe", "64")
     }
     assert sum(change.key["shape"] == "512x32" for change in others) == 14
+
+
+def test_connector_tax_on_another_host_has_other_latencies_and_the_same_taxes() -> None:
+    example = EXAMPLES / "connector-tax-cpu-tiny"
+    comparison = compare_runs(example, example / "other-host")
+    assert comparison.opposite == ()
+    judged = [change for change in comparison.changes if change.p is not None]
+    taxes = [change for change in judged if "tax" in change.key]
+    assert (len(judged) - len(taxes), len(taxes)) == (190, 146)
+    assert sum(change.key["req/s"] == "32" for change in taxes) == 84
+    assert len(comparison.disjoint) == 119
+    assert not any("tax" in change.key for change in comparison.disjoint)
