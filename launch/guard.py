@@ -90,7 +90,7 @@ def find_descendants(root: int) -> list[int]:
 
 
 def _list_descendants(root: int) -> list[int]:
-    """As `descendants`; raises OSError while descriptors or memory are short."""
+    """As `find_descendants`; raises OSError while descriptors or memory are short."""
     children: dict[int, list[int]] = {}
     for name in _list_processes():
         state, parent = _read_state_and_parent(name)

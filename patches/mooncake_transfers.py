@@ -140,8 +140,7 @@ class MooncakeTransfers:
     ) -> list[Line]:
         """One call of Mooncake's write is over; `code` is what it returned, None where it raised.
 
-        `measure_delay_ns`: how long its thread was ready to run meanwhile and had no core; None = the kernel does not
-        say.
+        `delay_ns`: how long its thread was ready to run meanwhile and had no core; None = the kernel does not say.
         """
         known = self._built.pop(id(sources))
         return [

@@ -267,7 +267,10 @@ def _relate(rates: Mapping[str, Measured], config: str, remedy: str) -> Relative
 
 def make_capacity_table(rows: Sequence[CapacityCost], slo: Slo) -> Table:
     """With goodput where the plan has an SLO."""
-    objective = f"Goodput: requests with {slo}, per second, at the best rate." if str(slo) else NO_SLO
+    goodput = (
+        f"Goodput: requests with {slo}, per second, at the best rate; over plain: over the rates that both measured."
+    )
+    objective = goodput if str(slo) else NO_SLO
     note = (
         "Sustained: the highest rate of the grid below the first saturated one (by launch); the limit is between the "
         "two. Highest throughput: a lower bound (>=) unless criterion 1 or 2 fired at the highest rate of every "

@@ -311,7 +311,7 @@ _NO_TREND = Trend(MOONCAKE, Metric.TTFT_P90, "", None, (), (), (), _NO_SLOPE)
 
 
 def _judge_growth(slope: Estimate) -> tuple[Outcome, str]:
-    """`slope`: as `decisive` leaves it."""
+    """`slope`: as `withhold_bounds` leaves it."""
     if slope.low is None or slope.high is None:
         return leave_undecided(slope), slope.reason or "there is no interval"
     if slope.low > 0:

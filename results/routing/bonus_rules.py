@@ -42,7 +42,11 @@ DISTINGUISHED_BY = {
 }
 """The numbers that rank two shapes: their names, and the verdicts that are better and worse."""
 OF_FAILURES = {"lost_share": "transfers failed or recomputed", "completed_share": "turns completed"}
-NO_PAIR = "it needs kv_aware with the bonus and without in one run, under one load"
+NO_PAIR = "it needs kv_aware with the bonus and without a fix in one run, under one load, alike in all else"
+NO_PAIR_ALONE = (
+    "it needs kv_aware with the bonus but without back-pressure, and without a fix, in one run, under one load, alike "
+    "in all else"
+)
 NO_BACK_PRESSURE = "it needs kv_aware with back-pressure alone and without a fix in one run, under one load"
 
 
@@ -50,7 +54,7 @@ def judge_fewer_failures(floor: LoadFloor) -> tuple[Outcome, str]:
     """D1."""
     reference, fixed = _find_reference(floor), _list_bonuses_alone(floor)
     if reference is None or not fixed:
-        return Outcome.OPEN, NO_PAIR
+        return Outcome.OPEN, NO_PAIR_ALONE
     return _judge_failures(reference, fixed, "the bonus", _describe_fall(reference, fixed))
 
 
@@ -127,7 +131,7 @@ def judge_shape(floor: LoadFloor) -> tuple[Outcome, str]:
 def _compare_with_others(
     one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]
 ) -> tuple[Outcome, str]:
-    """A bonus that works: whether it is distinguishable from an alternative that works, and what it costs in TTFT."""
+    """A bonus that works: whether it is better than every alternative that works, and what it costs in TTFT."""
     working = [other for other in others if _is_working(other)]
     unclear = [other for other in others if _is_working(other) is None]
     ahead, behind, level = [], [], []
@@ -326,7 +330,7 @@ def judge_lossless(floor: LoadFloor) -> tuple[Outcome, str]:
     """Q1."""
     reference, fixed = _find_reference(floor), _list_bonuses_alone(floor)
     if reference is None or not fixed:
-        return Outcome.OPEN, NO_PAIR
+        return Outcome.OPEN, NO_PAIR_ALONE
     counts = "; ".join(map(_describe_failures, (*fixed, reference)))
     if not reference.lost_transfers:
         return Outcome.OPEN, f"no transfer was lost without the bonus, so there was nothing for it to remove: {counts}"

@@ -218,7 +218,10 @@ def find_plain(arms: Sequence[Arm]) -> Arm | None:
 
 
 def basis_of(arm: FloorArm) -> tuple[floor_facts.Rules, int]:
-    """What must be equal in two arms that are compared: by which rules KV moves, and over how many D."""
+    """What must be equal in two arms that are compared: by which rules KV moves, and over how many D.
+
+    The arms of a load have equally many instances, so the number of D gives the pools.
+    """
     return arm.rules, arm.instances
 
 

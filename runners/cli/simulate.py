@@ -64,7 +64,10 @@ REPLAYING = SpecOptions(
         _SEED,
         _SETTINGS,
         _PROFILE,
-        SpecOption("preset", "--preset", "Use this preset of the profile", default=FLEET["preset"]),
+        SpecOption(
+            "preset", "--preset", "Use this preset of the profile",
+            default=f"{FLEET['preset']}; with --trace all of the file, at its own pace",
+        ),
     ),
 )  # fmt: skip
 SIZING = SpecOptions(

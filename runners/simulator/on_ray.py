@@ -29,7 +29,8 @@ from runners.simulator.simulate import simulate
 RETRIES = 10
 """How often Ray runs a task again whose node or process was lost."""
 INSTALL = (
-    "on every node, in a clone of the same commit: `.venv/bin/uv pip install --require-hashes --requirements ray.lock`"
+    "on every node, in a clone of the same commit with the same edits: `.venv/bin/uv pip install --require-hashes "
+    "--requirements ray.lock`"
 )
 
 
@@ -101,7 +102,7 @@ class RaySimulations:
 
 @cache
 def digest_source() -> str:
-    """SHA-256 of the modules and tables of Tracon that this process has.
+    """SHA-256 of the modules of Tracon that this process has; what tables say is in the spec.
 
     With others the same spec may give other bytes, also where the version is the same.
     """
@@ -110,9 +111,9 @@ def digest_source() -> str:
 
 
 def digest_folder(root: Path) -> str:
-    """SHA-256 of names and contents of the modules and tables (`.py`, `.toml`) below a folder."""
+    """SHA-256 of names and contents of the modules below a folder."""
     digest = hashlib.sha256()
-    for path in sorted(path for kind in ("py", "toml") for path in root.rglob(f"*.{kind}")):
+    for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root)}\0{sha256(path)}\0".encode())
     return digest.hexdigest()
 

@@ -325,12 +325,12 @@ INTERRUPTED = f"""
 import os, signal, sys
 sys.path.insert(0, {str(GUARD.parent)!r})
 import guard
-look = guard.segments_of
+look = guard.find_segments
 def look_interrupted(pids):
-    guard.segments_of = look
+    guard.find_segments = look
     os.kill(os.getpid(), signal.SIGTERM)
     return look(pids)
-guard.segments_of = look_interrupted
+guard.find_segments = look_interrupted
 guard.main()
 """
 """A guard that gets TERM, as when its outer process dies, while it looks for the engine's shared memory."""

@@ -76,10 +76,11 @@ class CapacityGrid:
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter or trace."""
-    settings = (*options.settings, *list_settings(options, has_model=False))
+    raw, where = _find_preset(options, profile)
+    settings = (*options.settings, *list_settings(options, has_model="simulation" in raw))
     if options.trace:
         settings = replay_as_recorded(settings)
-    grid, choice = _read_grid(options, settings, profile)
+    grid, choice = _read_grid(options, settings, profile.name, raw, where)
     config, seed = load_config(grid.routing.config), grid.routing.seed if options.seed is None else options.seed
     return DraftPlan(
         grid=grid,
@@ -112,12 +113,17 @@ def _list_notes(grid: Grid) -> Iterator[str]:
         yield f"{format_count(grid.trials, 'trace', 'traces')} at each point: an interval takes {MIN_PAIRED}"
 
 
-def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile) -> tuple[CapacityGrid, SearchChoice]:
-    """A preset of capacity is one of routing, with a table `search`; it may be `like` one of routing."""
-    tables = {**profile.experiments.get(ROUTING, {}), **profile.experiments.get(EXPERIMENT, {})}
+def _find_preset(options: RunOptions, profile: Profile) -> tuple[dict[str, Any], str]:
+    """As `find_preset`; a preset of capacity is one of routing with a table `search`, perhaps `like` one of routing."""
     own = profile.experiments.get(EXPERIMENT, {})
-    preset = options.preset if options.preset in own else ""
-    raw, where = find_preset(tables if preset else own, EXPERIMENT, profile.name, options.preset)
+    tables = {**profile.experiments.get(ROUTING, {}), **own} if options.preset in own else own
+    return find_preset(tables, EXPERIMENT, profile.name, options.preset)
+
+
+def _read_grid(
+    options: RunOptions, settings: tuple[str, ...], profile: str, raw: dict[str, Any], where: str
+) -> tuple[CapacityGrid, SearchChoice]:
+    """`profile`: its name; `raw`, `where`: as `_find_preset` has them."""
     tuning: dict[str, Any] = {"search": raw.pop("search", {})}
     for text in settings:
         if text.startswith(OWN):
@@ -125,7 +131,7 @@ def _read_grid(options: RunOptions, settings: tuple[str, ...], profile: Profile)
     choice = convert_grid(tuning["search"], SearchChoice, where, REMEDY)
     others = [text for text in settings if not text.startswith(OWN)]
     others += [f"trace.source={options.trace}"] if options.trace else []
-    routing = read_grid({preset: raw}, profile.name, preset, policies=options.policies, settings=others)
+    routing = read_grid({options.preset: raw}, profile, options.preset, policies=options.policies, settings=others)
     routing = apply_options(routing, options)
     if routing.simulation is None:
         raise RunnerError(f"{where} has no engine model", remedy="name one with --engine")

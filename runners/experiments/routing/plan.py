@@ -116,9 +116,10 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
 def list_settings(options: RunOptions, *, has_model: bool) -> Iterator[str]:
     """The options of a simulation as settings of the grid: the plan stores them with the other settings.
 
-    `has_model`: the preset names an engine model, which `--simulated` alone leaves as it is.
+    `has_model`: the preset names an engine model, which `--simulated` alone leaves as it is, as it does one of `--set`.
     """
-    if options.engine or (options.simulated and not has_model):
+    keys = {text.partition("=")[0].strip() for text in options.settings}
+    if options.engine or (options.simulated and not has_model and not keys & {"simulation", "simulation.engine"}):
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
     if options.on:
         yield f"simulation.on={options.on}"

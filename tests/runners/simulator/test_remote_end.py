@@ -52,18 +52,16 @@ def test_a_node_with_other_source_simulates_nothing(trace: Path, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_source_is_another_after_an_edit_of_a_module_or_of_a_table(tmp_path: Path) -> None:
+def test_the_source_is_another_after_an_edit_of_a_module_and_not_after_one_of_a_profile(tmp_path: Path) -> None:
     (tmp_path / "simulator").mkdir()
-    module, table = tmp_path / "simulator" / "engine.py", tmp_path / "simulator" / "h20.toml"
+    module = tmp_path / "simulator" / "engine.py"
     module.write_text("STEP_S = 1\n")
-    table.write_text("base_s = 1.0\n")
     digests = [digest_folder(tmp_path)]
     module.write_text("STEP_S = 2\n")
     digests.append(digest_folder(tmp_path))
-    table.write_text("base_s = 2.0\n")
+    module.rename(tmp_path / "simulator" / "steps.py")
     digests.append(digest_folder(tmp_path))
-    table.rename(tmp_path / "simulator" / "h200.toml")
-    digests.append(digest_folder(tmp_path))
-    assert len(set(digests)) == 4
+    assert len(set(digests)) == 3
     (tmp_path / "simulator" / "engine.cpython-311.pyc").write_bytes(b"compiled")
+    (tmp_path / "mine.toml").write_text("base_s = 1.0\n")
     assert digest_folder(tmp_path) == digests[-1]

@@ -294,7 +294,10 @@ def test_what_is_simulated_anyway_keeps_the_engine_model_of_its_preset() -> None
         )
 
     assert name_engine(profile="h200-qwen3-coder-30b-dummy").startswith("h200-")
-    assert name_engine(profile="h20-qwen3-coder-30b", engine="h20-qwen3-coder-30b-a3b") == "h20-qwen3-coder-30b-a3b"
+    own = "h20-qwen3-coder-30b-a3b"
+    assert name_engine(profile="h20-qwen3-coder-30b", engine=own) == own
+    chosen = plan_run(f"simulation.engine={own}").plan.inputs["grid"]["simulation"]["engine"]
+    assert chosen == own, "its preset has none"
 
 
 def test_an_engine_model_that_is_edited_during_a_run_changes_none_of_its_cells(tmp_path: Path) -> None:
