@@ -187,7 +187,7 @@ def build_report(analysis: CapacityAnalysis) -> ReportText:
     seconds = [one.simulation_s for policy in analysis.policies for rows in policy.records.values() for one in rows]
     took = f" A point took {figure(statistics.median(seconds), 2)} s of the host (median)." if seconds else ""
     return ReportText(
-        f"The fewest instances that hold {analysis.slo}, for each policy.{describe_engine(analysis.facts)}.{took}",
+        f"The fewest instances that hold {analysis.slo}, for each policy{describe_engine(analysis.facts)}.{took}",
         (
             make_gates_table(analysis.engine_gates),
             make_table(
