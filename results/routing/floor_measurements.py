@@ -20,7 +20,7 @@ from results.routing.load_floor import (
     LoadFloor,
     QuarantinePair,
     TimeoutPair,
-    basis_of,
+    find_basis,
     find_plain,
 )
 from results.routing.loads import group_labels
@@ -140,7 +140,7 @@ def _measure_variants(labels: Sequence[_Label], measurements: Measurements) -> I
     """All labels of one load, the reference first."""
     reference = find_plain(labels)
     for own in sorted(labels, key=lambda one: one is not reference):
-        alike = [one for one in labels if one is not own and basis_of(one) == basis_of(own)]
+        alike = [one for one in labels if one is not own and find_basis(one) == find_basis(own)]
         others = alike if own.parameters.get(BONUS) else []
         differences = dict[str, Estimate]()
         if reference is not None and reference is not own:

@@ -161,8 +161,8 @@ class LoadFloor:
         """The labels whose KV moves by the same rules as the reference's, over as many D; without a reference, those
         like most labels."""
         reference = next((one for one in self.variants if one.label == self.reference), None)
-        basis = find_usual_basis(self.variants) if reference is None else basis_of(reference)
-        return tuple(one for one in self.variants if basis_of(one) == basis)
+        basis = find_usual_basis(self.variants) if reference is None else find_basis(reference)
+        return tuple(one for one in self.variants if find_basis(one) == basis)
 
 
 def split_by_load(floor: LoadFloor) -> dict[str, LoadFloor]:
@@ -214,10 +214,10 @@ def find_plain(arms: Sequence[Arm]) -> Arm | None:
     if not plain:
         return None
     usual = find_usual_basis(arms)
-    return next((one for one in plain if basis_of(one) == usual), plain[0])
+    return next((one for one in plain if find_basis(one) == usual), plain[0])
 
 
-def basis_of(arm: FloorArm) -> tuple[floor_facts.Rules, int]:
+def find_basis(arm: FloorArm) -> tuple[floor_facts.Rules, int]:
     """What must be equal in two arms that are compared: by which rules KV moves, and over how many D.
 
     The arms of a load have equally many instances, so the number of D gives the pools.
@@ -227,7 +227,7 @@ def basis_of(arm: FloorArm) -> tuple[floor_facts.Rules, int]:
 
 def find_usual_basis(arms: Sequence[FloorArm]) -> tuple[floor_facts.Rules, int]:
     """That of most arms; of as many, the first."""
-    return Counter(map(basis_of, arms)).most_common(1)[0][0]
+    return Counter(map(find_basis, arms)).most_common(1)[0][0]
 
 
 def change_floor_level(floor: LoadFloor, level: float) -> LoadFloor:

@@ -40,7 +40,9 @@ FLEET = {"profile": PROFILE, "preset": "fleet"}
 SIZED = {"profile": PROFILE, "preset": "fleet-size"}
 _ENGINE = SpecOption("engine", "--engine", "Use this engine model: a name or a file", "MODEL", default="the preset's")
 _ON = SpecOption("on", "--on", "Simulate on `local`, `ray` or `ray://HEAD:PORT`", "WHERE", default="local")
-_SEED = SpecOption("seed", "--seed", "Draw traces and step noise from this seed", default="the preset's")
+_SEED = SpecOption(
+    "seed", "--seed", "Draw step noise from this seed; `--set trace.seed=N` draws other traces", default="the preset's"
+)
 _SETTINGS = SpecOption("settings", "--set", "Change a setting of the preset (repeatable)", "KEY=VALUE")
 _PROFILE = SpecOption("profile", "--profile -p", PROFILE_HELP, default=PROFILE)
 REPLAYING = SpecOptions(

@@ -37,7 +37,7 @@ ENTRY = Experiment(
         "policies": "compare only these (repeatable)",
         "settings": "e.g. `trace.sessions=50` or `unified.overload_factor=1.3`",
         "simulated": "with the plan, records, report and figures of a real run",
-        "engine": "by default `h20-qwen3-coder-30b-a3b-roofline`",
+        "engine": "by default the preset's, else `h20-qwen3-coder-30b-a3b-roofline`",
         "on": "the cells of a simulated run",
         "instances": "in each cell",
         "trace": "scaled and cut as the preset states",

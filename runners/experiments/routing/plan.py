@@ -118,8 +118,8 @@ def list_settings(options: RunOptions, *, has_model: bool) -> Iterator[str]:
 
     `has_model`: the preset names an engine model, which `--simulated` alone leaves as it is, as it does one of `--set`.
     """
-    keys = {text.partition("=")[0].strip() for text in options.settings}
-    if options.engine or (options.simulated and not has_model and not keys & {"simulation", "simulation.engine"}):
+    named = has_model or not _list_keys(options.settings).isdisjoint({"simulation", "simulation.engine"})
+    if options.engine or (options.simulated and not named):
         yield f"simulation.engine={options.engine or DEFAULT_MODEL}"
     if options.on:
         yield f"simulation.on={options.on}"
@@ -130,8 +130,12 @@ def list_settings(options: RunOptions, *, has_model: bool) -> Iterator[str]:
 def replay_as_recorded(settings: Iterable[str]) -> tuple[str, ...]:
     """The settings, and those that replay all of a trace file at its own pace where they do not set its keys."""
     settings = tuple(settings)
-    keys = {text.partition("=")[0].strip() for text in settings}
-    return (*settings, *(text for text in AS_RECORDED if text.partition("=")[0] not in keys))
+    keys = _list_keys(settings)
+    return (*settings, *(text for text in AS_RECORDED if _list_keys([text]).isdisjoint(keys)))
+
+
+def _list_keys(settings: Iterable[str]) -> set[str]:
+    return {text.partition("=")[0].strip() for text in settings}
 
 
 def _note_simulation(grid: Grid) -> Iterator[str]:
